@@ -73,11 +73,10 @@ test-nixl: setup ## install NIXL and run the tests with it, without CUDA; a subs
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps nixl nixl-cu12
 	$(PYTEST) -n 0 $(or $(ARGS),$(addprefix tests/engine/test_,beside.py handover.py))
 
-# The clients have an environment of their own: in Tessera's they would replace vLLM's OpenAI client by an older one.
-test-integrations: setup ## install the clients of docs/integrations into .venv-integrations and run their pages; a subset in ARGS
-	@[ -d .venv-integrations ] || $(BIN)/python -m venv .venv-integrations
-	@.venv-integrations/bin/python -m pip install --quiet --disable-pip-version-check --requirement scripts/integrations-requirements.txt
-	$(PYTEST) -n 0 $(or $(ARGS),tests/engine/test_integrations.py)
+test-integrations: setup ## install the clients and apps of docs/integrations and run them; a subset in ARGS
+	@scripts/test_servers.sh
+	@scripts/integrations.sh
+	$(PYTEST) -n 0 $(or $(ARGS),$(addprefix tests/engine/test_,integrations.py open_webui.py))
 
 test-all: test test-rest test-in-place test-attend test-gpu-runtime test-amx test-tiers test-nixl test-integrations ## run all tests (hours)
 
@@ -115,7 +114,7 @@ train-demo: setup ## retrain the tiny demo model (hours on two cores); TRAIN_STE
 	$(BIN)/python -m research.demo_model.train $(if $(TRAIN_STEPS),--steps $(TRAIN_STEPS)) $(ARGS)
 
 clean: ## remove environments, builds and caches
-	rm -rf .venv .venv-audit .venv-compose .venv-integrations build dist .hypothesis .schemathesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-audit .venv-compose .venv-integrations .venv-open-webui build dist .hypothesis .schemathesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Tests need no network: engine and tokenizer run offline.

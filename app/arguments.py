@@ -13,9 +13,8 @@ from machine.progress import first_line
 _USAGE: Final = """\
 usage: {} [MODEL] [flags]
 
-Serve a model with the chunk cache. Each flag is also TESSERA_<NAME> in the environment."""
-_MORE: Final = """
-Every flag of vllm serve works too: --help=all, --help=GROUP, --help=listgroup. Details: docs/operations.md."""
+Serve a model with the chunk cache (docs/operations.md). Each flag is also TESSERA_<NAME> in the environment.
+Every flag of vllm serve works too: --help=all, --help=GROUP, --help=listgroup."""
 
 
 def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespace:
@@ -27,7 +26,7 @@ def parse(arguments: list[str], prog: str = "tessera serve") -> argparse.Namespa
     from app.settings import add_flags, add_missing_flags, flag_lines
 
     if {"-h", "--help"} & set(arguments):
-        print(_USAGE.format(prog), *flag_lines(), _MORE, sep="\n")
+        print(_USAGE.format(prog), *flag_lines(), sep="\n")
         sys.exit(0)
     from engine_ext.wire.vllm_compat import (
         FlexibleArgumentParser,

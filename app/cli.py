@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from machine.process_watch import end_with_starter
-from machine.progress import say
+from machine.progress import first_line, say
+from machine.version import version_of
 
 
 class Command(NamedTuple):
@@ -132,10 +133,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_with_starter()
     try:
         exit_code: int = importlib.import_module(_COMMANDS[command].module).main(arguments[1:])
-    except ModuleNotFoundError as error:
-        if (extra := _EXTRAS.get((error.name or "").partition(".")[0])) is None:
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if (extra := _EXTRAS.get(package)) is None:
             raise
-        say(f"tessera {command} needs {error.name}: pip install 'tessera-rag{extra}")
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == package
+        problem = (
+            f"needs {package}" if is_missing else f"can't use {package} {version_of(package)} ({first_line(error)})"
+        )
+        say(f"tessera {command} {problem}: pip install 'tessera-rag{extra}")
         return 2
     return exit_code
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTTP statuses of errors from the rooms below, in endpoints and in middleware."""
 
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from app.collections.retrievers import RetrieverFailedError
@@ -18,7 +19,10 @@ from app.documents.document import BadRequestError
 from app.http.refusals import REASONS, refusal
 from cache.errors import CapacityError, UnknownSegmentError
 from cache.segments.chunk_ids import GoneIdError, IdConflictError, UnknownIdError
+from engine_ext.client.defects import defect_of, is_defect
 from engine_ext.wire.vllm_compat import ErrorResponse
+
+Handler = Callable[[Request, Any], Response | Awaitable[Response]]
 
 _STATUSES: Final[dict[type[Exception], HTTPStatus]] = {
     BadRequestError: HTTPStatus.BAD_REQUEST,
@@ -37,13 +41,28 @@ REFUSED: Final = tuple(_STATUSES)
 
 
 def answer_errors(app: FastAPI) -> None:
-    """Lets the app's endpoints raise these errors."""
+    """Lets the app's endpoints raise these errors; failures of our own code get 500, of whatever type they are."""
 
     async def refused(_: Request, error: Exception) -> JSONResponse:
         return refusal_of(error)
 
     for each in REFUSED:
         app.add_exception_handler(each, refused)
+    for kind in (ValueError, TypeError, OverflowError, NotImplementedError):
+        if (vllms := app.exception_handlers.get(kind)) is not None:
+            app.add_exception_handler(kind, _unless_defect(vllms))
+
+
+def _unless_defect(vllms: Handler) -> Handler:
+    """The handler of errors that vLLM takes for the client's."""
+
+    async def handled(request: Request, error: Exception) -> Response:
+        if is_defect(error):
+            return refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", str(defect_of(error)))
+        answer = vllms(request, error)
+        return answer if isinstance(answer, Response) else await answer
+
+    return handled
 
 
 def refusal_of(error: Exception, parameter: str | None = None) -> JSONResponse:

@@ -6,15 +6,13 @@ options for the engine on the way in, the cache report on the way out. Our own e
 stand behind :class:`DocumentsMiddleware`.
 """
 
-import asyncio
 import json
 import logging
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from http import HTTPStatus
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final
 
 from starlette.datastructures import Headers, MutableHeaders, State
 from starlette.responses import JSONResponse
@@ -24,7 +22,7 @@ from vllm.sampling_params import SamplingParams
 from app.collections.retrievers import RetrieverFailedError
 from app.context import ServerContext
 from app.documents.cache_options import cache_salt_of, parse_cache_field
-from app.documents.checked_fields import check_body, check_request_id
+from app.documents.checked_fields import check_fields, check_request_id
 from app.documents.document import BadRequestError
 from app.documents.found import Find, finder
 from app.documents.openai_documents import (
@@ -39,20 +37,34 @@ from app.documents.rag_request import PlanRequest, RagChatRequest, RagRequest, d
 from app.documents.request_documents import keys_of
 from app.errors import REFUSED, refusal_of
 from app.http.annotations import annotating
-from app.http.messages import QUICK_BYTES, has_files, held, is_event_stream, object_in, path_of, read_body, replay
+from app.http.json_size import MOST_BYTES
+from app.http.messages import (
+    QUICK_BYTES,
+    has_files,
+    held,
+    in_thread_if_long,
+    is_event_stream,
+    object_in,
+    parsed_object,
+    path_of,
+    read_body,
+    remember,
+    replay,
+)
 from app.http.refusals import refusal
 from app.http.sse import ReportInserter
 from app.prompt.known import KnownPassages
 from app.settings import Settings
 from cache.report import FindsDocuments, Found
+from engine_ext.client.defects import is_defect, place_of
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import CALLER, PROGRESS, REQUEST_KEY, Progress, ResolvedRequest, Ticket
+from engine_ext.client.threads import in_thread
 from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lora_request_of
 
 logger = logging.getLogger(__name__)
-P = ParamSpec("P")
-Result = TypeVar("Result")
 
+_INVOCATIONS: Final = "/invocations"
 _OF_PROMPTS: Final = frozenset(
     {
         "/v1/chat/completions",
@@ -62,7 +74,7 @@ _OF_PROMPTS: Final = frozenset(
         "/v1/messages/count_tokens",
         "/v1/responses",
         "/v1/systemone",
-        "/invocations",
+        _INVOCATIONS,
         "/generative_scoring",
         "/tokenize",
         "/detokenize",
@@ -77,7 +89,7 @@ class CheckedFieldsMiddleware:
     """Refuses what vLLM's endpoints would answer with status 500, before and after they try.
 
     What is known is refused with the field at fault. Whatever else vLLM fails at before it asks a living engine is the
-    request's fault, too: 400.
+    request's fault, too: 400. Our own code's failures stay 500.
     """
 
     def __init__(self, app: ASGIApp, engine: ChunkEngine) -> None:
@@ -94,11 +106,13 @@ class CheckedFieldsMiddleware:
         try:
             if wrong := check_request_id(Headers(scope=scope).get("x-request-id", "")):
                 raise BadRequestError(wrong, "X-Request-Id")
-            check = partial(check_body, body, keeps_responses_apart=not is_shared)
-            await _in_thread(len(body), check)
+            if (parsed := await parsed_object(scope, body)) is not None:
+                await in_thread_if_long(len(body), check_fields, parsed, keeps_responses_apart=not is_shared)
             # vLLM splits any text into tokens here, of which the engine would take no more than these.
             if path_of(scope) in _OF_TOKENS and len(body) > QUICK_BYTES + 16 * self._engine.model_config.max_model_len:
                 raise BadRequestError("the body is longer than any prompt that the model takes", "prompt")
+            if path_of(scope) == _INVOCATIONS and len(body) > MOST_BYTES // 2:  # it is written and read once more
+                raise BadRequestError(f"the body is larger than {MOST_BYTES >> 21} MiB", "body")
         except BadRequestError as error:
             return await refusal_of(error)(scope, receive, send)
         receive = replay([body], receive)
@@ -111,7 +125,7 @@ class CheckedFieldsMiddleware:
 
         def is_vllms_failure(start: Message) -> bool:
             is_failure = start["status"] == HTTPStatus.INTERNAL_SERVER_ERROR
-            return is_failure and not progress.is_in_engine and not self._engine.errored
+            return is_failure and not progress.is_servers and not self._engine.errored
 
         async def refuse(_: Message, parts: list[bytes]) -> None:
             said = object_in(b"".join(parts)) or {}
@@ -129,11 +143,9 @@ class CheckedFieldsMiddleware:
         try:
             await self._app(scope, receive, held(noted, is_vllms_failure, refuse))
         except Exception as error:
-            if began or progress.is_in_engine or self._engine.errored:
+            if began or progress.is_servers or self._engine.errored or is_defect(error):
                 raise
-            at = traceback.extract_tb(error.__traceback__)[-1]  # without the message, which may quote the prompt
-            where = f"{type(error).__name__} at {at.filename}:{at.lineno}"
-            logger.error("vLLM failed at a request before it asked the engine: %s", where)
+            logger.error("vLLM failed at a request before it asked the engine: %s", place_of(error))
             await _not_processed(f"{type(error).__name__}: {error}")(scope, receive, send)
         finally:
             PROGRESS.reset(token)
@@ -158,7 +170,7 @@ class DocumentsMiddleware:
         if (body := await read_body(receive)) is None:
             return None
         try:
-            taken = await self._taken(path, body)
+            taken = await self._taken(scope, path, body)
         except REFUSED as error:
             parameter = "retrieve" if isinstance(error, RetrieverFailedError) else "retrieve.collection"
             return await refusal_of(error, parameter)(scope, receive, send)
@@ -167,9 +179,10 @@ class DocumentsMiddleware:
         request, ticket = taken
         with issued(self._context, request, ticket) as marked:
             try:
-                body = await _in_thread(len(body), _inserted, request, marked)
+                body = await in_thread_if_long(len(body), _inserted, request, marked)
             except BadRequestError as error:
                 return await refusal_of(error)(scope, receive, send)
+            remember(scope, body, request.body)
             MutableHeaders(scope=scope)["content-length"] = str(len(body))
             if request.body.get("stream"):
                 send = _reporting(send, ReportInserter(ticket, "kv_transfer_params"))
@@ -177,19 +190,20 @@ class DocumentsMiddleware:
                 send = annotating(ticket, send)
             return await self._app(scope, replay([body], receive), send)
 
-    async def _taken(self, path: str, body: bytes) -> tuple[DocumentsRequest, Ticket] | None:
+    async def _taken(self, scope: Scope, path: str, body: bytes) -> tuple[DocumentsRequest, Ticket] | None:
         """The request, if it has anything of ours, and its ticket."""
         settings = self._context.settings
-        parsed = await _in_thread(len(body), _parsed, body, settings)
-        if parsed is None:
+        if not await in_thread_if_long(len(body), _may_have_documents, body, settings):
             return None
-        retrieved = None
+        if (parsed := await parsed_object(scope, body)) is None:
+            return None  # vLLM answers
+        parsed, retrieved = dict(parsed), None
         if parsed.get("retrieve") is not None:
             retrieved = await self._context.retrieval.fill_body(path, parsed)
         find = await finder_for(self._context, parsed, settings.documents)
         extract = partial(EXTRACTORS[path], parsed, settings.chunk_separator, find)
         # What is found, and what is learnt first, takes time that the length of the body doesn't tell.
-        request = await (asyncio.to_thread(extract) if find is not None else _in_thread(len(body), extract))
+        request = await (in_thread(extract) if find is not None else in_thread_if_long(len(body), extract))
         if request is None:
             return None
         for field in NOT_BESIDE_DOCUMENTS:
@@ -210,7 +224,7 @@ async def finder_for(context: ServerContext, body: Mapping[str, Any], default: F
     namespace = field.salted_namespace(cache_salt_of(body))
     known: KnownPassages = context.engine.renderer.known
     if known.is_new(namespace):  # the collections of an earlier process
-        await asyncio.to_thread(known.add_all, namespace, context.retrieval.collections.texts(namespace))
+        await in_thread(known.add_all, namespace, context.retrieval.collections.texts(namespace))
     return finder(context.patterns, partial(known.find, namespace))
 
 
@@ -243,7 +257,7 @@ async def take_in(context: ServerContext, request: RagRequest) -> tuple[Document
 async def take_found(context: ServerContext, request: PlanRequest) -> tuple[DocumentsRequest, Ticket]:
     """A conversation with the documents found in it, and its ticket; raises :class:`BadRequestError`."""
     body = request.conversation()
-    taken = await asyncio.to_thread(from_chat, body, None, await finder_for(context, body, "auto"))
+    taken = await in_thread(from_chat, body, None, await finder_for(context, body, "auto"))
     assert taken is not None  # the body has a field cache
     return taken, open_ticket(context, taken)
 
@@ -266,6 +280,7 @@ def open_ticket(context: ServerContext, request: DocumentsRequest, retrieved: Fo
         retrieved=retrieved,
         found=tuple(document for within in request.found for document in within.reported),
         leaves_scope=leaves_scope,
+        labels=tuple(document.label for document in documents) if options.cite else (),
     )
 
 
@@ -287,24 +302,14 @@ async def render(
     return engine.resolve(engine_input[REQUEST_KEY], params, adapter)
 
 
-async def _in_thread(num_bytes: int, call: Callable[P, Result], *arguments: P.args, **fields: P.kwargs) -> Result:
-    """The result of work on so many bytes of a body; the event loop does little of it itself."""
-    if num_bytes > QUICK_BYTES:
-        return await asyncio.to_thread(call, *arguments, **fields)
-    return call(*arguments, **fields)
-
-
 def _inserted(request: DocumentsRequest, marked: str | list[str]) -> bytes:
     """The body with its documents; raises :class:`BadRequestError`."""
     request.insert(marked)
     return dumped(request.body).encode()
 
 
-def _parsed(body: bytes, settings: Settings) -> dict[str, Any] | None:
-    """The body if it may have documents; ``None`` for others, and for malformed ones, which vLLM answers."""
-    if settings.documents == "off" and not any(hint in body for hint in _hints(settings.chunk_separator)):
-        return None
-    return object_in(body)
+def _may_have_documents(body: bytes, settings: Settings) -> bool:
+    return settings.documents != "off" or any(hint in body for hint in _hints(settings.chunk_separator))
 
 
 @cache

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the ways to answer over chunks: full, shared, offset, parallel, offset+15%, offset%25, offset%25+15%."""
+"""Names of the ways to answer over chunks: full, shared, offset, parallel, offset~25%, offset+15%, offset%25+15%."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,20 +10,21 @@ from cache.positions.layout import PositionStrategy
 MODES: Final = ("full", "shared", "parallel", "offset")
 """Modes of an evaluation by default."""
 _WAYS: Final = ("full", *(strategy.value for strategy in PositionStrategy))
-MEASURING: Final = ("offset+15%", "offset+25%", "offset%25", "offset%50", "offset%50+15%")
+MEASURING: Final = ("offset~15%", "offset+15%", "offset%25", "offset%50", "offset%50+15%")
 """Calibrated as well where attention to chunks can be measured."""
-_MODE: Final = re.compile(rf"({'|'.join(_WAYS)})(?:%([1-9]\d?))?(?:\+([1-9]\d?|100)%)?")
+_MODE: Final = re.compile(rf"({'|'.join(_WAYS)})(?:%([1-9]\d?))?(?:([+~])([1-9]\d?|100)%)?")
 
 
 def is_mode(name: str) -> bool:
     """Whether a mode exists.
 
-    ``%P`` behind a strategy keeps P percent of the chunks' tokens; ``+P%`` behind ``offset`` computes P percent anew.
+    ``%P`` behind a strategy keeps P percent of the chunks' tokens, ``~P%`` repeats P percent before the question, and
+    ``+P%`` behind ``offset`` computes P percent anew.
     """
     if (match := _MODE.fullmatch(name)) is None:
         return False
-    way, kept, recomputed = match.groups()
-    return (way != "full" or not kept) and (way == "offset" or not recomputed)
+    way, kept, anew, _ = match.groups()
+    return (way != "full" or not (kept or anew)) and (way == "offset" or anew != "+")
 
 
 def special(stats: Mapping[str, Any]) -> tuple[str, ...]:
@@ -37,8 +38,13 @@ def evaluated(calibrates: bool, special: Iterable[str]) -> tuple[str, ...]:
 
 
 def recompute_of(mode: str) -> float:
-    """Share of the chunks' tokens that a mode computes anew."""
-    return int(_parts(mode)[2] or 0) / 100
+    """Share of the chunks' tokens that a mode computes anew, in place."""
+    return _share(mode, "+")
+
+
+def reread_of(mode: str) -> float:
+    """Share of the chunks' tokens that a mode repeats before the question."""
+    return _share(mode, "~")
 
 
 def budget_share_of(mode: str) -> float:
@@ -48,7 +54,7 @@ def budget_share_of(mode: str) -> float:
 
 def needs_attention(mode: str) -> bool:
     """Whether the mode needs a server that measures attention to chunks."""
-    return recompute_of(mode) > 0 or budget_share_of(mode) < 1
+    return recompute_of(mode) + reread_of(mode) > 0 or budget_share_of(mode) < 1
 
 
 def strategy_of(mode: str) -> PositionStrategy:
@@ -61,30 +67,38 @@ def cache_field(mode: str) -> dict[str, Any]:
     if mode == "full":
         return {"mode": "full"}
     sparse = {"sparse": {"budget_share": budget_share_of(mode)}} if budget_share_of(mode) < 1 else {}
-    return {"position_strategy": strategy_of(mode).value, "recompute": recompute_of(mode), **sparse}
+    anew = {"recompute": recompute_of(mode), "reread": reread_of(mode)}
+    return {"position_strategy": strategy_of(mode).value, **anew, **sparse}
 
 
 def mode_of(report: Mapping[str, Any]) -> str:
     """The mode of an answer with this cache report."""
     if report["mode"] == "full":
         return "full"
-    kept, recomputed = report.get("budget_share", 1), report.get("recompute", 0)
+    kept, recomputed, reread = (report.get(*each) for each in (("budget_share", 1), ("recompute", 0), ("reread", 0)))
     name = str(report["position_strategy"])
     name += f"%{100 * kept:.0f}" if kept < 1 else ""
-    return name + (f"+{100 * recomputed:.0f}%" if recomputed else "")
+    name += f"+{100 * recomputed:.0f}%" if recomputed else ""
+    return name + (f"~{100 * reread:.0f}%" if reread else "")
 
 
 def in_order(modes: Iterable[str]) -> list[str]:
     """Distinct modes; full attention first, then by cost."""
 
-    def cost(mode: str) -> tuple[float, int, float]:
-        return recompute_of(mode), _WAYS.index(_parts(mode)[0]), -budget_share_of(mode)
+    def cost(mode: str) -> tuple[float, int, float, float]:
+        anew = recompute_of(mode)
+        return anew + reread_of(mode), _WAYS.index(_parts(mode)[0]), -budget_share_of(mode), anew
 
     return sorted(set(modes), key=cost)
 
 
-def _parts(mode: str) -> tuple[str, str | None, str | None]:
+def _share(mode: str, sign: str) -> float:
+    _, _, anew, percent = _parts(mode)
+    return int(percent or 0) / 100 if anew == sign else 0.0
+
+
+def _parts(mode: str) -> tuple[str, str | None, str | None, str | None]:
     match = _MODE.fullmatch(mode)
     assert match is not None, mode
-    way, kept, recomputed = match.groups()
-    return way, kept, recomputed
+    way, kept, anew, percent = match.groups()
+    return way, kept, anew, percent

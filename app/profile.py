@@ -2,6 +2,7 @@
 """Measurements of one model by ``tessera calibrate``, and the modes that follow for requests."""
 
 import json
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,14 +10,13 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from app.modes import budget_share_of, is_mode, needs_attention, recompute_of, strategy_of
+from app.modes import budget_share_of, is_mode, needs_attention, recompute_of, reread_of, strategy_of
 from cache.positions.strategy import TRAINED_FOR, DefaultStrategy, strategy_for
 from cache.sparse import Sparse
 from engine_ext.client.request import CacheOptions, Decision
+from engine_ext.start.weights import PROFILE_NAME, UnknownWeightsError, files_digest, model_folder
 
-PROFILE_NAME: Final = "profile.json"
-"""End of a profile's name in its model's folder; the model's digest skips such files."""
-
+logger = logging.getLogger(__name__)
 
 _SHARED_IN_PLACE: Final = ("parallel", "shared")
 """Modes whose chunks requests share in place, the cheaper one first."""
@@ -105,7 +105,6 @@ def described(
     ``revision`` and ``download_dir`` are vLLM's flags; ``adapter`` is a folder of `tessera adapt`.
     """
     from engine_ext.start.chunk_adapter import ChunkAdapter  # takes seconds to import
-    from engine_ext.start.fingerprint import UnknownWeightsError, files_digest, model_folder
 
     try:
         folder = model_folder(model, revision, download_dir)
@@ -136,6 +135,25 @@ class Profile(_Part):
     kinds: tuple[Kind, ...]
 
     @classmethod
+    def beside(cls, model: str) -> Self | None:
+        """The profile in a model's folder; ``None`` without one, or, with a warning, if it is of anything else."""
+        path = Path(model) / PROFILE_NAME
+        if not path.is_file():
+            return None
+        try:
+            profile = cls.read(path)
+            if profile.adapter:
+                reason = f"{path} is of an adapter"
+            elif profile.weights == files_digest(path.parent):
+                return profile
+            else:
+                reason = f"{path} is of other weights"
+        except (ProfileError, OSError) as error:
+            reason = str(error)
+        logger.warning("the model's profile is ignored: %s", reason)
+        return None
+
+    @classmethod
     def read(cls, path: Path) -> Self:
         """Reads a profile; raises :class:`ProfileError`."""
         try:
@@ -153,11 +171,17 @@ class Profile(_Part):
         return self.model_copy(update={"kinds": kinds})
 
     @property
+    def needs_attention(self) -> bool:
+        """Whether one of its modes needs a server that measures attention to chunks."""
+        return any(needs_attention(kind.mode) for kind in self.kinds)
+
+    @property
     def strategy(self) -> DefaultStrategy:
         """The server's default strategy; :meth:`decide` may override it by number of chunks."""
         reusing = {kind.mode for kind in self.kinds} - {"full"}
         if len(reusing) == 1:
-            return DefaultStrategy(strategy_of(reusing.pop()), "the profile's")
+            (mode,) = reusing
+            return DefaultStrategy(strategy_of(mode), f"the profile's mode is {mode}")
         return replace(strategy_for(self.trained_for), why="the profile decides by number of chunks", is_known=True)
 
     def decide(self, num_chunks: int, adapter: str = "") -> Decision:
@@ -184,6 +208,7 @@ class Profile(_Part):
             options,
             position_strategy=strategy_of(decision.mode),
             recompute=recompute_of(decision.mode),
+            reread=reread_of(decision.mode),
             sparse=Sparse(budget_share=share) if (share := budget_share_of(decision.mode)) < 1 else options.sparse,
             decision=decision,
         )

@@ -20,7 +20,7 @@ from starlette.datastructures import State
 from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from app.access.client_limits import ClientLimitsMiddleware
+from app.access.client_limits import BoundedProtocol, ClientLimitsMiddleware
 from app.access.exposure import browser_check, checked_host, known_tenants
 from app.access.middleware import AccessMiddleware
 from app.access.tenants import Tenants
@@ -32,7 +32,7 @@ from app.context import ServerContext
 from app.documents.extraction import Extraction, check_ocr
 from app.errors import answer_errors
 from app.http.cut_off import CutOffMiddleware
-from app.http.messages import PlainPathsMiddleware
+from app.http.messages import PlainPathsMiddleware, hand_over
 from app.http.openapi import correct_openapi
 from app.http.refusals import RefusalMiddleware
 from app.intake import CheckedFieldsMiddleware, DocumentsMiddleware
@@ -49,12 +49,13 @@ from cache.tiers.signed import TierKey
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.position_limit import longest_chunk
-from engine_ext.start.fingerprint import UnknownWeightsError, weights_digest
+from engine_ext.start.fingerprint import weights_digest
 from engine_ext.start.memory import set_cpu_defaults
 from engine_ext.start.stages import told_stages
 from engine_ext.start.startup import ChunkCacheOptions, MakeRenderer, Quotas, no_quotas, start_chunk_engine
 from engine_ext.start.support import check_flags
 from engine_ext.start.vllm_log import log_file
+from engine_ext.start.weights import UnknownWeightsError
 from engine_ext.wire.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
 from machine.progress import progress, say
 from replicas.redis_registry import RedisRegistry
@@ -75,7 +76,7 @@ async def build_tessera_app(
     tenants: Tenants | None,
 ) -> FastAPI:
     """vLLM's app with Tessera's routers and middleware."""
-    if profile is not None:
+    if profile is not None and settings.profile is not None:  # one beside the model was read with its weights
         await _check_model(profile, engine)
     context = _context(engine, settings, profile, marks)
     supported_tasks = await engine.llm.get_supported_tasks()
@@ -86,6 +87,7 @@ async def build_tessera_app(
     app.include_router(page.pages(page.read(example_file(args.model))))
     answer_errors(app)
     correct_openapi(app)
+    hand_over(app)
     app.middleware_stack = None  # vLLM has built its own; the first request builds it again
     # Each wraps those before it, and vLLM's.
     app.add_middleware(CheckedFieldsMiddleware, engine=engine)
@@ -201,7 +203,7 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
 @asynccontextmanager
 async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIterator[tuple[FastAPI, ChunkEngine]]:
     """The application and its running engine, which ends with the context."""
-    profile = Profile.read(settings.profile) if settings.profile else None
+    profile = _profile(args.model, settings)
     marks, tenants = Marks(), _tenants(args, settings)
 
     def renderer(vllms: Any, block_tokens: int | None) -> SegmentRenderer:
@@ -239,7 +241,7 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
         tier_timeout_s=settings.chunk_cache_tier_timeout,
         tier_key=_tier_key(settings),
         probe_layers=settings.probe_layers(),
-        needs_attention=settings.chunk_sparse_budget is not None or settings.chunk_recompute > 0,
+        needs_attention=settings.needs_attention or (profile is not None and profile.needs_attention),
         decode_budget=settings.decode_sparse_budget,
         chunk_adapter=settings.chunk_adapter,
         shares=settings.registry is not None and settings.peer_secret is not None,
@@ -283,6 +285,13 @@ def _tenants(args: argparse.Namespace, settings: Settings) -> Tenants | None:
     return known_tenants(settings.tenants, args.api_key or [key for key in (envs.VLLM_API_KEY,) if key])
 
 
+def _profile(model: str, settings: Settings) -> Profile | None:
+    """The profile of ``--profile``; else that in the model's folder, unless another flag decides what it would."""
+    if settings.profile is not None:
+        return Profile.read(settings.profile)
+    return Profile.beside(model) if settings.leaves_the_choice else None
+
+
 def _strategy(settings: Settings, profile: Profile | None) -> DefaultStrategy | None:
     """The position strategy of flags or profile; ``None`` leaves it to the model."""
     if settings.chunk_position_strategy is not None:
@@ -315,6 +324,7 @@ def abandon_start(number: int, _: object) -> NoReturn:
 def _uvicorn_options(args: argparse.Namespace) -> dict[str, Any]:
     """Options of the HTTP server, as in ``vllm serve``."""
     return {
+        "http": BoundedProtocol,
         "enable_ssl_refresh": args.enable_ssl_refresh,
         "host": args.host,
         "port": args.port,
@@ -326,7 +336,5 @@ def _uvicorn_options(args: argparse.Namespace) -> dict[str, Any]:
         "ssl_ca_certs": args.ssl_ca_certs,
         "ssl_cert_reqs": args.ssl_cert_reqs,
         "ssl_ciphers": args.ssl_ciphers,
-        "h11_max_incomplete_event_size": args.h11_max_incomplete_event_size,
-        "h11_max_header_count": args.h11_max_header_count,
         "timeout_graceful_shutdown": GRACE_S,
     }

@@ -126,11 +126,23 @@ class TuningSettings(BaseSettings):
     chunk_recompute: float = Field(
         0.0, ge=0, le=1, description="share of chunks' tokens computed anew where the question attends"
     )
+    chunk_reread: float = Field(
+        0.0, ge=0, le=1, description="share of chunks' tokens that is repeated before the question"
+    )
     chunk_sparse_budget: int | None = Field(None, ge=1, description="tokens of chunks that an answer may use")
     chunk_probe_layers: str | None = Field(
         None, pattern=r"^\d+(,\d+)*$", description="layers that measure attention to chunks (default: the middle third)"
     )
     decode_sparse_budget: int | None = Field(None, ge=1, description="tokens that a generated token attends to")
+
+
+_OF_A_PROFILE: Final = {
+    "chunk_adapter",
+    "chunk_position_strategy",
+    "chunk_recompute",
+    "chunk_reread",
+    "chunk_sparse_budget",
+}
 
 
 class Settings(TuningSettings, LogSettings, ClusterSettings, AccessSettings, ChunkSettings):
@@ -142,6 +154,16 @@ class Settings(TuningSettings, LogSettings, ClusterSettings, AccessSettings, Chu
         """Layers that measure attention to chunks; empty for the default ones."""
         return tuple(map(int, self.chunk_probe_layers.split(","))) if self.chunk_probe_layers else ()
 
+    @property
+    def needs_attention(self) -> bool:
+        """Whether requests choose chunks or windows by the attention to them, unless they say otherwise."""
+        return bool(self.chunk_recompute or self.chunk_reread or self.chunk_sparse_budget)
+
+    @property
+    def leaves_the_choice(self) -> bool:
+        """Whether a profile may decide how chunks are reused: no flag does."""
+        return not _OF_A_PROFILE & self.model_fields_set
+
     def cache_defaults(self) -> CacheOptions:
         """The default cache options of requests."""
         strategy = self.chunk_position_strategy or UNKNOWN.strategy
@@ -149,6 +171,7 @@ class Settings(TuningSettings, LogSettings, ClusterSettings, AccessSettings, Chu
             position_strategy=strategy,
             scope=self.chunk_scope,
             recompute=self.chunk_recompute,
+            reread=self.chunk_reread,
             sparse=Sparse(self.chunk_sparse_budget) if self.chunk_sparse_budget else None,
         )
 

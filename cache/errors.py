@@ -10,6 +10,10 @@ class CapacityError(ChunkCacheError):
     """The pool can't hold all segments of a request. Nothing was allocated; run in full attention."""
 
 
+class EmptySegmentError(ChunkCacheError, ValueError):
+    """A question or a document has no tokens; an engine computes at least one."""
+
+
 class UnknownSegmentError(ChunkCacheError):
     """No cached segment that the caller may see has the key."""
 

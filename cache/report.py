@@ -55,6 +55,8 @@ class ReportedChunk(ChunkLabel):
     kept: bool = True
     recomputed: list[tuple[int, int]] = []
     """Windows that were computed anew: first token and end, from the chunk's first token on."""
+    reread: bool = False
+    """Whether the prompt has it once more, before the question."""
 
     @classmethod
     def of(cls, chunk: Chunk) -> Self:
@@ -108,12 +110,14 @@ class ReportedTokens(Shape):
     fill_computed: int
     left_out: int = 0
     """Of chunks that a sparse request has not kept."""
+    reread: int = 0
+    """Of chunks that the prompt has once more; they are computed, and usage counts them."""
 
 
 class Segment(Shape):
     """With ``cache.explain`` only; ``position``: logical position of the first token."""
 
-    kind: Literal["system", "chunk", "text", "question"]
+    kind: Literal["system", "chunk", "text", "reread", "question"]
     token_ids: TokenIds
     position: int
     context: TokenIds = ()
@@ -183,6 +187,8 @@ class Report(Shape):
     """Share of the chunks' tokens that a sparse request may keep."""
     recompute: float = 0
     """Share of the chunks' tokens that may be computed anew, behind everything before them."""
+    reread: float = 0
+    """Share of the chunks' tokens that the prompt has once more."""
     handover: Handed | None = None
     citations: list[Citation] | None = None
     """The chunks that each sentence of the answer rests on; ``None``: not asked for, or ``uncited``."""

@@ -24,6 +24,11 @@ class Sparse:
         return share if self.budget_tokens is None else min(share, self.budget_tokens)
 
 
+def by_attention(attention: Sequence[float]) -> list[int]:
+    """Indices, the one with most attention first; of equal ones the first."""
+    return sorted(range(len(attention)), key=lambda index: -attention[index])
+
+
 def shares(attention: Sequence[float]) -> list[float]:
     """Each chunk's share of the attention to all of them, of what the question pays beyond one without content."""
     paid = [max(0.0, each) for each in attention]
@@ -38,7 +43,7 @@ def choose(attention: Sequence[float], lengths: Sequence[int], sparse: Sparse) -
     """
     kept: list[int] = []
     left, mass, share = sparse.budget(sum(lengths)), 0.0, shares(attention)
-    for index in sorted(range(len(attention)), key=lambda index: (-attention[index], index)):
+    for index in by_attention(attention):
         if kept and sparse.mass < 1 and mass >= sparse.mass:
             break
         if not kept or lengths[index] <= left:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cache.positions.layout import Place
+from cache.sparse import by_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def choose_windows(
     ]
     totals = [sum(attention[first - offset : end - offset]) for first, end in windows]
     chosen = []
-    for number in sorted(range(len(windows)), key=lambda number: (-totals[number], number)):
+    for number in by_attention(totals):
         first, end = windows[number]
         if end - first <= budget:
             chosen.append((first, end))

@@ -3,6 +3,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,10 @@ from kernels.layout import PagedTensor
 from kernels.npu_copier import NpuCopier, ReshapeAndCache
 from kernels.paged import KVCopier, LayerKV, UnsupportedKVError
 from kernels.torch_copier import TorchCopier
+
+if TYPE_CHECKING:
+    from kernels.attention.numba_attention import NumbaAttention
+    from kernels.attention.triton_attention import TritonAttention
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 _FP8_CAPABILITY = (8, 9)
@@ -40,17 +45,23 @@ def copier_for(layers: Sequence[LayerKV], reshape_and_cache: ReshapeAndCache | N
     return copier
 
 
+def fp8_reason(capability: tuple[int, int]) -> str | None:
+    """The reason why Triton can't turn fp8 keys on GPUs of this compute capability, if any."""
+    if capability >= _FP8_CAPABILITY:
+        return None
+    return "Triton turns float8_e4m3fn on GPUs of compute capability 8.9 and later"
+
+
 def attention_for(layers: Sequence[LayerKV]) -> ChunkAttention:
     """Attention over the pool of `layers`, at least one. Raises :class:`UnsupportedKVError`."""
-    from kernels.attention.numba_attention import NumbaAttention
-
-    if not NumbaAttention.supports(layers):
-        view = layers[0].key_blocks
+    device, view = _device(layers), layers[0].key_blocks
+    kind = _gpu_attention() if device.type == "cuda" else _cpu_attention()
+    if not kind.supports(layers):
         raise UnsupportedKVError(
-            "attention over the chunk pool needs float32 or bfloat16 in vLLM's CPU layouts, with heads of a multiple "
-            f"of 16 dimensions; here it is {_names({view.dtype})} on {view.device} with heads of {view.shape[3]}"
+            f"attention over the chunk pool needs {kind.needs}; here it is {_names({view.dtype})} on {device} with "
+            f"heads of {view.shape[3]}"
         )
-    return NumbaAttention(layers)
+    return kind(layers)
 
 
 def _device(layers: Sequence[LayerKV]) -> torch.device:
@@ -97,10 +108,22 @@ def _cpu_copier(layers: Sequence[LayerKV]) -> KVCopier:
     return TorchCopier(layers)
 
 
+def _cpu_attention() -> "type[NumbaAttention]":
+    from kernels.attention.numba_attention import NumbaAttention
+
+    return NumbaAttention
+
+
+def _gpu_attention() -> "type[TritonAttention]":
+    from kernels.attention.triton_attention import TritonAttention
+
+    return TritonAttention
+
+
 def _triton_copier(layers: Sequence[LayerKV]) -> KVCopier:
     dtype, device = layers[0].key_blocks.dtype, layers[0].key_blocks.device
-    if dtype.itemsize == 1 and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
-        raise UnsupportedKVError(f"Triton turns {_names({dtype})} on GPUs of compute capability 8.9 and later")
+    if dtype.itemsize == 1 and (reason := fp8_reason(torch.cuda.get_device_capability(device))):
+        raise UnsupportedKVError(reason)
     try:
         # Only where there is a device for it: importing Triton takes a second.
         from kernels.triton_copier import TritonCopier

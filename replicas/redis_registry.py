@@ -34,8 +34,6 @@ BATCH = 500
 """Documents per round trip of :meth:`RedisRegistry.publish`."""
 _HOLDING = struct.Struct("<I")
 _TIER_BITS = 2
-_EARLIER_HOLDING = struct.Struct("<BIQ")
-"""Tier, tokens and bytes: claims of replicas of earlier versions."""
 
 
 class RedisRegistry:
@@ -194,8 +192,5 @@ class RedisRegistry:
 
 def _unpacked(value: bytes) -> Holding:
     """Raises ``struct.error`` or ``ValueError``."""
-    if len(value) == _EARLIER_HOLDING.size:
-        tier, tokens, _ = _EARLIER_HOLDING.unpack(value)
-    else:
-        tokens, tier = divmod(_HOLDING.unpack(value)[0], 1 << _TIER_BITS)
+    tokens, tier = divmod(_HOLDING.unpack(value)[0], 1 << _TIER_BITS)
     return Holding(Tier(tier), tokens)

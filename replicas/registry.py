@@ -8,8 +8,6 @@ with the model's tokenizer and chat template.
 
 import ipaddress
 import socket
-import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
@@ -42,8 +40,6 @@ class Found(NamedTuple):
 
 
 Role = Literal["both", "prefill", "decode"]
-_LATER_FIELDS: Final = {"role", "hands_over", "storages"}
-"""Fields that heartbeats of earlier versions lack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +72,15 @@ class Replica:
     @classmethod
     def from_dict(cls, fields: Any) -> "Replica":
         """Parses untrusted JSON; raises ``ValueError`` unless every field is present and valid."""
-        if not isinstance(fields, dict) or set(fields) | _LATER_FIELDS != set(cls.__slots__):
+        if not isinstance(fields, dict) or set(fields) != set(cls.__slots__):
             raise ValueError(f"not a replica: {fields!r}"[:200])
         texts = [fields[name] for name in ("id", "name", "url", "fingerprint")]
         numbers = [fields[name] for name in ("load", "held_tokens", "capacity_tokens")]
-        models, storages = fields["models"], fields.get("storages", [])
+        models, storages = fields["models"], fields["storages"]
         lists = isinstance(models, list) and isinstance(storages, list)
         if not lists or not all(isinstance(text, str) for text in [*texts, *models, *storages]):
             raise ValueError(f"not a replica: {fields!r}"[:200])
-        if fields.get("role", "both") not in get_args(Role) or type(fields.get("hands_over", False)) is not bool:
+        if fields["role"] not in get_args(Role) or type(fields["hands_over"]) is not bool:
             raise ValueError(f"not a replica: {fields!r}"[:200])
         if any(type(number) is not int or not 0 <= number < _MOST for number in numbers):
             raise ValueError(f"not a replica: {fields!r}"[:200])
@@ -157,42 +153,3 @@ class Registry(Protocol):
 
         An announcement ends with a claim on the key, and after :data:`FILL_S`. One round trip.
         """
-
-
-class InProcessRegistry:
-    """A registry within one process; claims and heartbeats don't expire."""
-
-    def __init__(self) -> None:
-        self._replicas: dict[str, Replica] = {}
-        self._claims: defaultdict[DocumentKey, dict[str, Holding]] = defaultdict(dict)
-        self._fillers: dict[DocumentKey, tuple[str, float]] = {}
-
-    async def beat(self, replica: Replica) -> bool:
-        is_known = replica.id in self._replicas
-        self._replicas[replica.id] = replica
-        return is_known
-
-    async def leave(self, replica_id: str) -> None:
-        self._replicas.pop(replica_id, None)
-
-    async def replicas(self) -> list[Replica]:
-        return sorted(self._replicas.values(), key=lambda replica: replica.name)
-
-    async def publish(self, holder: str, changes: Mapping[DocumentKey, Holding | None]) -> None:
-        for key, holding in changes.items():
-            if holding is not None:
-                self._claims[key][holder] = holding
-                self._fillers.pop(key, None)
-            elif (holders := self._claims.get(key)) is not None:
-                holders.pop(holder, None)
-                if not holders:
-                    del self._claims[key]
-
-    async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
-        return [[Claim(*item) for item in self._claims.get(key, {}).items()] for key in keys]
-
-    async def begin_fills(self, replica_id: str, keys: Sequence[DocumentKey]) -> list[Found]:
-        now = time.monotonic()
-        self._fillers = {key: said for key, said in self._fillers.items() if said[1] > now}
-        fillers = [self._fillers.setdefault(key, (replica_id, now + FILL_S))[0] for key in keys]
-        return list(map(Found, await self.claims(keys), fillers))

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from measuring.kit.statistics import mean_interval
+from measuring.kit.statistics import interval
 from measuring.quality.metrics import score
 from measuring.quality.questions.plain_english import plain_questions
 from measuring.quality.questions.questions import Question
@@ -89,7 +89,7 @@ def _print_differences(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], n
     for name in names:
         points = [100 * (rows[name]["accuracy"] - base["accuracy"]) for rows, base in pairs]
         nats = [rows[name]["logprob"] - base["logprob"] for rows, base in pairs if base["logprob"] is not None]
-        print(f"  {name}: {interval(points)} points, {interval(nats)} nats")
+        print(f"  {name}: {estimate(points)} points, {estimate(nats)} nats")
 
 
 def _by_chunks(numbered: Iterable[tuple[int, Any]]) -> list[tuple[str, list[Any]]]:
@@ -101,9 +101,9 @@ def _by_chunks(numbered: Iterable[tuple[int, Any]]) -> list[tuple[str, list[Any]
     return [*((str(chunks), items) for chunks, items in sorted(groups.items())), ("all", everything)]
 
 
-def interval(values: Sequence[float]) -> str:
+def estimate(values: Sequence[float]) -> str:
     """The mean with its 95 % interval."""
-    low, high = mean_interval(values, 0.95)
+    low, high = interval(values, 0.95)
     return f"{sum(values) / len(values):+.2f} ({low:+.2f} to {high:+.2f})"
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the time to first token with windows computed anew, beside full attention and chunks as cached, in turn.
+"""Measure the time to first token with windows computed anew and chunks read again, beside full attention, in turn.
 
     .venv/bin/python research/measure_recompute.py [MODEL] [FLAG ...]
 
@@ -28,6 +28,8 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
     "as cached": {},
     "15 % anew": {"recompute": 0.15},
     "25 % anew": {"recompute": 0.25},
+    "15 % again": {"reread": 0.15},
+    "25 % again": {"reread": 0.25},
 }
 FLAGS: Final = ("--dtype", DEFAULT_DTYPE, "--max-model-len", "8192", "--chunk-position-strategy", "offset")
 

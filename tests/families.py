@@ -26,18 +26,22 @@ _COMMON = {
     "eos_token_id": 1,
     "pad_token_id": 1,
 }
-_LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 _WINDOW = 48
 """Shorter than the tests' prompts and than a chunk with its system segment."""
-_GEMMA_4 = {
+_LOCAL_AND_GLOBAL = {
     "head_dim": 64,
-    "global_head_dim": 128,
     "num_hidden_layers": 4,
     "sliding_window": _WINDOW,
-    "layer_types": _LOCAL_AND_GLOBAL,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}
+_GEMMA = {**_LOCAL_AND_GLOBAL, "query_pre_attn_scalar": 64}
+_GEMMA_4 = {
+    **_LOCAL_AND_GLOBAL,
+    "global_head_dim": 128,
     "vocab_size_per_layer_input": vocabulary_size(),
     "hidden_size_per_layer_input": 32,
 }
+_TEXT = "{}TextConfig"
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,13 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **parameters}}
 
 
+def _long_rope(trained: int, **fields: Any) -> dict[str, Any]:
+    """Phi-3's scaling of a model that was trained with this number of positions."""
+    short, long = ([1.0 + step * i for i in range(32)] for step in (0.05, 0.5))
+    scaling = _rope("longrope", short_factor=short, long_factor=long, original_max_position_embeddings=trained)
+    return {**scaling, "original_max_position_embeddings": trained, **fields}
+
+
 _MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 256}
 _LATENT = {
     "num_key_value_heads": 4,
@@ -92,42 +103,13 @@ _NATIVE = {"compilation_config": {"custom_ops": ["none"]}}
 FAMILIES: dict[str, Family] = {
     "Llama 3 scaling": Family(
         "Llama",
-        _rope(
-            "llama3",
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=128,
-        ),
+        _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128),
     ),
     "linear scaling": Family("Llama", _rope("linear", factor=4.0)),
     "dynamic NTK": Family("Llama", _rope("dynamic", factor=2.0)),
     "YaRN with magnitude": Family("Qwen2", _rope("yarn", factor=4.0, original_max_position_embeddings=256)),
-    "Phi-3 long-rope, short": Family(
-        "Phi3",
-        {
-            **_rope(
-                "longrope",
-                short_factor=[1.0 + 0.05 * i for i in range(32)],
-                long_factor=[1.0 + 0.5 * i for i in range(32)],
-                original_max_position_embeddings=MAX_POSITIONS,
-            ),
-            "original_max_position_embeddings": MAX_POSITIONS,
-            "max_position_embeddings": 4 * MAX_POSITIONS,
-        },
-    ),
-    "Phi-3 long-rope, long": Family(
-        "Phi3",
-        {
-            **_rope(
-                "longrope",
-                short_factor=[1.0 + 0.05 * i for i in range(32)],
-                long_factor=[1.0 + 0.5 * i for i in range(32)],
-                original_max_position_embeddings=16,
-            ),
-            "original_max_position_embeddings": 16,
-        },
-    ),
+    "Phi-3 long-rope, short": Family("Phi3", _long_rope(MAX_POSITIONS, max_position_embeddings=4 * MAX_POSITIONS)),
+    "Phi-3 long-rope, long": Family("Phi3", _long_rope(16)),
     "partial rotary": Family("StableLm", {**_rope("default", partial_rotary_factor=0.25)}),
     "GPT-J pairs": Family("Cohere", {"logit_scale": 1.0}),
     "GPT-J": Family(
@@ -148,35 +130,14 @@ FAMILIES: dict[str, Family] = {
     "Qwen3": Family("Qwen3", {"head_dim": 128}),
     "Mistral": Family("Mistral", {"sliding_window": None}),
     "Mistral, sliding": Family("Mistral", {"sliding_window": _WINDOW}),
-    "Gemma 2": Family(
-        "Gemma2",
-        {
-            "head_dim": 64,
-            "num_hidden_layers": 4,
-            "sliding_window": _WINDOW,
-            "layer_types": _LOCAL_AND_GLOBAL,
-            "query_pre_attn_scalar": 64,
-        },
-    ),
-    "Gemma 3": Family(
-        "Gemma3",
-        {
-            "head_dim": 64,
-            "num_hidden_layers": 4,
-            "sliding_window": _WINDOW,
-            "layer_types": _LOCAL_AND_GLOBAL,
-            "query_pre_attn_scalar": 64,
-        },
-        config_class="{}TextConfig",
-    ),
-    "Gemma 4": Family("Gemma4", _GEMMA_4, config_class="{}TextConfig"),
+    "Gemma 2": Family("Gemma2", _GEMMA),
+    "Gemma 3": Family("Gemma3", _GEMMA, _TEXT),
+    "Gemma 4": Family("Gemma4", _GEMMA_4, _TEXT),
     "Gemma 4, layers that share KV": Family(
-        "Gemma4", {**_GEMMA_4, "global_head_dim": 64, "num_kv_shared_layers": 2}, config_class="{}TextConfig"
+        "Gemma4", {**_GEMMA_4, "global_head_dim": 64, "num_kv_shared_layers": 2}, _TEXT
     ),
     "Gemma 4, heads of two sizes and layers that share KV": Family(
-        "Gemma4",
-        {**_GEMMA_4, "num_kv_shared_layers": 2},
-        config_class="{}TextConfig",
+        "Gemma4", {**_GEMMA_4, "num_kv_shared_layers": 2}, _TEXT
     ),
     "Granite": Family(
         "Granite",
@@ -186,10 +147,7 @@ FAMILIES: dict[str, Family] = {
     "gpt-oss": Family(
         "GptOss",
         {
-            "head_dim": 64,
-            "num_hidden_layers": 4,
-            "sliding_window": _WINDOW,
-            "layer_types": _LOCAL_AND_GLOBAL,
+            **_LOCAL_AND_GLOBAL,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "intermediate_size": 256,

@@ -21,7 +21,7 @@ shifted by as many positions has the same V and the required K.
 Layers with a sliding window see the last tokens by index in the computed row: for a chunk's tokens, the row it is
 computed in; for question and answer, the whole prompt. Positions don't count there.
 
-Each is decoded greedily (`Oracle.shared(segments, steps)` and so on), or forced to follow given tokens
+Each is decoded greedily (`Oracle.answer(strategy, segments, steps)`), or forced to follow given tokens
 (`Oracle.score(strategy, segments, tokens)`), which compares even where two tokens tie.
 
 Windows (`score` with `windows`, for each chunk a list of first token and end) are recomputed in order behind
@@ -112,13 +112,13 @@ class Answer(NamedTuple):
 
 
 class Context(NamedTuple):
-    """A processed prompt: its K and V, the log probabilities after its last tokens, the next position.
+    """A processed prompt: its K and V, the log probabilities after its last token, the next position.
 
     `blocks` are arguments of `attend_to_blocks` for tokens behind it.
     """
 
     cache: DynamicCache
-    distributions: torch.Tensor  # [tokens, vocabulary]
+    distribution: torch.Tensor  # [vocabulary]
     next_position: int
     blocks: dict[str, Any] | None = None
 
@@ -142,14 +142,8 @@ class Oracle:
     def full(self, token_ids: Sequence[int], steps: int) -> Answer:
         return self._decode(self._read_full(token_ids), steps=steps)
 
-    def shared(self, segments: Segments, steps: int) -> Answer:
-        return self._decode(self._read_overlapping("shared", segments), steps=steps)
-
-    def parallel(self, segments: Segments, steps: int) -> Answer:
-        return self._decode(self._read_overlapping("parallel", segments), steps=steps)
-
-    def offset(self, segments: Segments, steps: int) -> Answer:
-        return self._decode(self._read("offset", segments), steps=steps)
+    def answer(self, strategy: Strategy, segments: Segments, steps: int) -> Answer:
+        return self._decode(self._read(strategy, segments), steps=steps)
 
     def score(
         self,
@@ -162,7 +156,7 @@ class Oracle:
         contexts: Sequence[Sequence[int]] | None = None,
         blocks: dict[str, Any] | None = None,
     ) -> Answer:
-        """Like the strategy's method, but forced to follow `tokens`; `blocks` are arguments of `attend_to_blocks`."""
+        """Like `answer`, but forced to follow `tokens`; `blocks` are arguments of `attend_to_blocks`."""
         if blocks is not None:
             # Where vLLM has them, the question at its index: which channels of a key are large depends on its rotation.
             _, first = chunk_places(strategy, len(segments[0]), segments[1])
@@ -199,36 +193,24 @@ class Oracle:
             for start, chunk in zip(running_offsets(at, chunks), chunks, strict=False)
         ]
 
-    def choices(self, strategy: Strategy, segments: Segments, tokens: Sequence[int]) -> list[int]:
-        """Distributions at each of `tokens` after its predecessors, in one pass."""
-        system, chunks, question = segments
-        answered = (system, chunks, [*question, *tokens[:-1]])
-        return self._read(strategy, answered, last=len(tokens)).distributions.argmax(dim=-1).tolist()
-
     def shared_logits(self, segments: Segments) -> torch.Tensor:
         """Logits at every prompt token, [tokens, vocabulary], of the one masked forward of `shared`."""
         ids, positions, groups = lay_out_overlapping("shared", segments)
         return self._forward(ids, positions, mask(groups, groups, self.dtype), None, last=0)
 
-    def _read(self, strategy: Strategy, segments: Segments, last: int = 1) -> Context:
+    def _read(self, strategy: Strategy, segments: Segments) -> Context:
         if strategy == "full":
             system, chunks, question = segments
-            return self._read_full([*system, *(token for chunk in chunks for token in chunk), *question], last=last)
-        if strategy in ("shared", "parallel"):
-            return self._read_overlapping(strategy, segments, last)
-        if strategy == "offset" or strategy.startswith("window"):
-            return self._compose(strategy, segments, segments[0], last=last)
-        raise ValueError(f"strategy must be one of {STRATEGIES}, not {strategy!r}")
-
-    def _read_full(self, token_ids: Sequence[int], moved_by: int = 0, last: int = 1) -> Context:
-        positions = range(moved_by, moved_by + len(token_ids))
-        return self._prefill(token_ids, positions, [TAIL] * len(token_ids), last=last)
-
-    def _read_overlapping(self, strategy: Strategy, segments: Segments, last: int = 1) -> Context:
+            return self._read_full([*system, *(token for chunk in chunks for token in chunk), *question])
         # One row can't have the windows of all chunks, nor two models.
-        if self.window is not None or self.writer is not self:
-            return self._compose(strategy, segments, segments[0], last=last)
-        return self._prefill(*lay_out_overlapping(strategy, segments), last=last)
+        if strategy in ("shared", "parallel") and self.window is None and self.writer is self:
+            return self._prefill(*lay_out_overlapping(strategy, segments))
+        assert strategy in STRATEGIES or strategy.startswith("window"), strategy
+        return self._compose(strategy, segments, segments[0])
+
+    def _read_full(self, token_ids: Sequence[int], moved_by: int = 0) -> Context:
+        positions = range(moved_by, moved_by + len(token_ids))
+        return self._prefill(token_ids, positions, [TAIL] * len(token_ids))
 
     def _compose(
         self,
@@ -236,7 +218,6 @@ class Oracle:
         segments: Segments,
         opening: Sequence[int],
         windows: Sequence[Sequence[tuple[int, int]]] | None = None,
-        last: int = 1,
         kept: Sequence[int] | None = None,
         moved_by: int = 0,
         contexts: Sequence[Sequence[int]] | None = None,
@@ -267,7 +248,7 @@ class Oracle:
         before = start + sum(map(len, chunks))
         assert composed.get_seq_length() == before
         positions = range(first + moved_by, first + moved_by + len(question))
-        return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before, last)
+        return self._prefill(question, positions, [TAIL] * len(question), composed, [TAIL] * before)
 
     def _recompute(self, parts: list[Part], chunks, places, windows) -> None:
         """Recompute windows of the chunks, the last of the parts, in place."""
@@ -299,25 +280,20 @@ class Oracle:
         groups: Sequence[int],
         cache: DynamicCache | None = None,
         cached_groups: Sequence[int] = (),
-        last: int = 1,
     ) -> Context:
-        """Processes tokens in blocks of query rows; a row's result is independent of other rows.
-
-        The `last` tokens, whose distributions are kept, are in the last block.
-        """
+        """Processes tokens in blocks of query rows; a row's result is independent of other rows."""
         cache = DynamicCache() if cache is None else cache
         seen = list(cached_groups)
         for begin in range(0, len(ids), self.query_block):
             block = slice(begin, begin + self.query_block)
             seen += groups[block]
             masks = self._masks(groups[block], seen)
-            logits = self._forward(ids[block], positions[block], masks, cache, last)
-        assert len(logits) >= last
-        return Context(cache, logits.log_softmax(-1), positions[-1] + 1)
+            logits = self._forward(ids[block], positions[block], masks, cache)
+        return Context(cache, logits[-1].log_softmax(-1), positions[-1] + 1)
 
     def _decode(self, context: Context, steps: int = 0, forced: Sequence[int] | None = None) -> Answer:
         steps = steps if forced is None else len(forced)
-        cache, (distribution, *_), position, blocks = context
+        cache, distribution, position, blocks = context
         tokens, distributions = [], []
         for step in range(steps):
             tokens.append(int(distribution.argmax()) if forced is None else forced[step])

@@ -5,8 +5,9 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import httpx
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -14,9 +15,9 @@ T = TypeVar("T")
 
 
 @contextmanager
-def served(app: ASGIApp) -> Iterator[str]:
+def served(app: ASGIApp, **options: Any) -> Iterator[str]:
     """Yields the URL of ``app``, served in a thread on a free loopback port."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", **options))
     started = threading.Event()
     startup = server.startup
 
@@ -33,6 +34,11 @@ def served(app: ASGIApp) -> Iterator[str]:
     finally:
         server.should_exit = server.force_exit = True
         thread.join(60)
+
+
+def client_of(app: ASGIApp) -> httpx.AsyncClient:
+    """A client of ``app`` in this process."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
 
 
 def in_a_loop(function: Callable[[], T]) -> T:

@@ -30,22 +30,21 @@ SEGMENTS = (SYSTEM, CHUNKS, QUESTION)
 
 
 def difference(one, other):
-    return float((one.distributions - other.distributions).abs().max())
+    return difference_of(one.distributions, other.distributions)
 
 
-def test_with_one_chunk_all_strategies_are_plain_causal_attention(oracle):
-    segments = (SYSTEM, CHUNKS[:1], QUESTION)
-    full = oracle.full([*SYSTEM, *CHUNKS[0], *QUESTION], 6)
-    for answer in (oracle.shared(segments, 6), oracle.offset(segments, 6)):
+def difference_of(one, other):
+    return float((one - other).abs().max())
+
+
+@pytest.mark.parametrize("chunks", [[], CHUNKS[:1]])
+def test_with_at_most_one_chunk_all_strategies_are_plain_causal_attention(oracle, chunks):
+    segments = (SYSTEM, chunks, QUESTION)
+    full = oracle.full([*SYSTEM, *(token for chunk in chunks for token in chunk), *QUESTION], 6)
+    for strategy in ("shared", "parallel", "offset"):
+        answer = oracle.answer(strategy, segments, 6)
         assert answer.tokens == full.tokens
         assert difference(answer, full) < TOLERANCE
-
-
-def test_with_no_chunks_all_strategies_are_plain_causal_attention(oracle):
-    segments = (SYSTEM, [], QUESTION)
-    full = oracle.full([*SYSTEM, *QUESTION], 4)
-    assert difference(oracle.shared(segments, 4), full) < TOLERANCE
-    assert difference(oracle.offset(segments, 4), full) < TOLERANCE
 
 
 def test_several_chunks_make_the_strategies_differ(oracle):
@@ -54,16 +53,10 @@ def test_several_chunks_make_the_strategies_differ(oracle):
     assert min(difference(full, shared), difference(full, offset), difference(shared, offset)) > 0.1
 
 
-def test_shared_does_not_depend_on_the_order_of_chunks(oracle):
+def test_the_order_of_chunks_makes_a_difference_to_offset_but_none_to_shared(oracle):
     first, second, third = CHUNKS
-    answer = oracle.shared(SEGMENTS, 6)
-    reordered = oracle.shared((SYSTEM, [third, first, second], QUESTION), 6)
-    assert reordered.tokens == answer.tokens
-    assert difference(reordered, answer) < TOLERANCE
-
-
-def test_offset_depends_on_the_order_of_chunks(oracle):
-    reordered = (SYSTEM, CHUNKS[::-1], QUESTION)
+    reordered = (SYSTEM, [third, first, second], QUESTION)
+    assert difference(oracle.score("shared", reordered, [50]), oracle.score("shared", SEGMENTS, [50])) < TOLERANCE
     assert difference(oracle.score("offset", reordered, [50]), oracle.score("offset", SEGMENTS, [50])) > 0.1
 
 
@@ -73,7 +66,7 @@ def test_decoding_with_a_cache_agrees_with_reading_everything_anew(oracle, strat
     scored = oracle.score(strategy, SEGMENTS, given)
     for step, token in enumerate(given):
         anew = oracle.score(strategy, (SYSTEM, CHUNKS, [*QUESTION, *given[:step]]), [token])
-        assert float((anew.distributions[0] - scored.distributions[step]).abs().max()) < TOLERANCE
+        assert difference_of(anew.distributions[0], scored.distributions[step]) < TOLERANCE
         assert anew.logprobs[0] == pytest.approx(scored.logprobs[step], abs=TOLERANCE)
 
 
@@ -84,35 +77,28 @@ def test_reading_in_blocks_agrees_with_one_forward(oracle, strategy, monkeypatch
     assert difference(oracle.score(strategy, SEGMENTS, [70, 71]), whole) < TOLERANCE
 
 
-def test_the_last_logits_of_the_one_masked_forward_give_the_first_step(oracle):
-    last = oracle.shared_logits(SEGMENTS)[-1].log_softmax(-1)
-    assert float((last - oracle.shared(SEGMENTS, 1).distributions[0]).abs().max()) < TOLERANCE
+@pytest.mark.parametrize("strategy", ["shared", "offset"])
+def test_greedy_tokens_are_scored_as_they_were_generated(oracle, strategy):
+    answer = oracle.answer(strategy, SEGMENTS, 5)
+    again = oracle.score(strategy, SEGMENTS, answer.tokens)
+    assert again.logprobs == pytest.approx(answer.logprobs, abs=TOLERANCE)
+    assert answer.distributions.argmax(-1).tolist() == answer.tokens
 
 
-def test_greedy_tokens_are_scored_as_they_were_generated(oracle):
-    for strategy in ("shared", "offset"):
-        answer = getattr(oracle, strategy)(SEGMENTS, 5)
-        again = oracle.score(strategy, SEGMENTS, answer.tokens)
-        assert again.logprobs == pytest.approx(answer.logprobs, abs=TOLERANCE)
-        assert answer.distributions.argmax(-1).tolist() == answer.tokens
-
-
-def test_a_chunk_sees_nothing_of_another_chunk(oracle):
+def test_a_chunk_sees_the_system_segment_and_nothing_of_another_chunk(oracle):
     first, second, third = CHUNKS
-    changed = (SYSTEM, [first, tokens(len(second), 99), third], QUESTION)
-    before, after = oracle.shared_logits(SEGMENTS), oracle.shared_logits(changed)
-    moved = (before - after).abs().amax(-1)
+    logits = oracle.shared_logits(SEGMENTS)
+    assert difference_of(logits[-1].log_softmax(-1), oracle.answer("shared", SEGMENTS, 1).distributions[0]) < TOLERANCE
+    changed = oracle.shared_logits((SYSTEM, [first, tokens(len(second), 99), third], QUESTION))
+    moved = (logits - changed).abs().amax(-1)
     start = len(SYSTEM) + len(first)
     end = start + len(second)
     assert float(moved[:start].max()) < TOLERANCE  # system, first chunk
     assert float(moved[start:end].min()) > 0.01  # the changed chunk itself
     assert float(moved[end : end + len(third)].max()) < TOLERANCE  # third chunk, though it comes later
     assert float(moved[-len(QUESTION) :].min()) > 0.01  # the question sees every chunk
-
-
-def test_a_chunk_sees_the_system_segment(oracle):
-    changed = ([*SYSTEM[:-1], (SYSTEM[-1] - 4 + 1) % 256 + 4], CHUNKS, QUESTION)
-    moved = (oracle.shared_logits(SEGMENTS) - oracle.shared_logits(changed)).abs().amax(-1)
+    changed = oracle.shared_logits(([*SYSTEM[:-1], (SYSTEM[-1] - 4 + 1) % 256 + 4], CHUNKS, QUESTION))
+    moved = (logits - changed).abs().amax(-1)
     assert float(moved[: len(SYSTEM) - 1].max()) < TOLERANCE
     for begin in (17, 57, 82):  # each chunk's first token
         assert float(moved[begin]) > 0.01
@@ -132,8 +118,10 @@ def test_what_is_moved_has_the_same_values_and_the_keys_of_its_new_place(oracle)
 
 @pytest.mark.parametrize("strategy", ["shared", "offset"])
 def test_chunks_isolated_behind_the_system_segment_itself_are_those_of_scope_system(oracle, strategy):
-    isolated = oracle.score(strategy, SEGMENTS, [70, 71], opening=SYSTEM)
-    assert difference(isolated, oracle.score(strategy, SEGMENTS, [70, 71])) < TOLERANCE
+    of_scope_system = oracle.score(strategy, SEGMENTS, [70, 71])
+    assert difference(oracle.score(strategy, SEGMENTS, [70, 71], opening=SYSTEM), of_scope_system) < TOLERANCE
+    # Otherwise tests of scope isolated could pass with any scope.
+    assert difference(oracle.score(strategy, SEGMENTS, [70, 71], opening=SYSTEM[:4]), of_scope_system) > 0.1
 
 
 @pytest.mark.parametrize("strategy", ["shared", "offset"])
@@ -147,27 +135,7 @@ def test_one_isolated_chunk_without_a_system_segment_only_misses_the_opening_in_
     rows = mask(groups, groups, torch.float64)
     rows[:, :, hidden + len(chunk) :, :hidden] = float("-inf")
     seen = oracle._forward(row, range(len(row)), rows, None, last=0)[-2:].log_softmax(-1)
-    assert float((isolated.distributions - seen).abs().max()) < TOLERANCE
-
-
-def test_an_isolated_chunk_differs_from_one_that_saw_the_system_segment(oracle):
-    """Otherwise tests of scope isolated could pass with any scope."""
-    for strategy in ("shared", "offset"):
-        isolated = oracle.score(strategy, SEGMENTS, [50], opening=SYSTEM[:4])
-        assert difference(isolated, oracle.score(strategy, SEGMENTS, [50])) > 0.1
-
-
-def test_mask_of_a_small_prompt():
-    groups = [-1, 0, 0, 1, -2]
-    seen = (mask(groups, groups, torch.float32)[0, 0] == 0).int().tolist()
-    assert seen == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 0],
-        [1, 0, 0, 1, 0],
-        [1, 1, 1, 1, 1],
-    ]
-    assert torch.equal(mask(groups[3:], groups, torch.float32), mask(groups, groups, torch.float32)[:, :, 3:])
+    assert difference_of(isolated.distributions, seen) < TOLERANCE
 
 
 def test_bfloat16_weights_can_be_read_as_either_type(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.sharing import SharedServer, engine_of, in_order
+from tests.engine.sharing import SharedServer, in_order
 
 PLAIN, LITTLE, OTHER_MODEL = ("tiny-llama",), ("tiny-llama", "--little"), ("tiny-qwen3",)
 
@@ -32,18 +32,9 @@ class Item:
         return SimpleNamespace(args=self.engine[1:]) if self.engine[1:] else None
 
 
-def collected(*tests: tuple[str, tuple[str, ...] | None]) -> list[Item]:
-    return [Item(file, engine) for file, engine in tests]
-
-
-@pytest.mark.parametrize("engine", [None, PLAIN, LITTLE, OTHER_MODEL])
-def test_a_test_names_its_engine(engine):
-    assert engine_of(Item("a", engine)) == engine
-
-
 def test_tests_of_one_engine_run_together():
-    items = collected(("a", None), ("a", LITTLE), ("b", PLAIN), ("b", OTHER_MODEL), ("b", None), ("c", PLAIN))
-    assert [(item.file, item.engine) for item in in_order(items)] == [
+    collected = (("a", None), ("a", LITTLE), ("b", PLAIN), ("b", OTHER_MODEL), ("b", None), ("c", PLAIN))
+    assert [(item.file, item.engine) for item in in_order([Item(*each) for each in collected])] == [
         *(("b", PLAIN), ("c", PLAIN), ("a", LITTLE), ("b", OTHER_MODEL)),
         *(("a", None), ("b", None)),
     ]
@@ -57,7 +48,7 @@ class Server:
         self.engine = "stopped"
 
 
-def test_an_engine_ends_with_its_last_test():
+def test_an_engine_ends_with_its_last_test_and_another_replaces_it():
     server, alive = SharedServer(Server), []
     for engine, following in ((PLAIN, PLAIN), (PLAIN, LITTLE), (LITTLE, None), (None, PLAIN), (PLAIN, None)):
         if engine is not None:
@@ -65,10 +56,6 @@ def test_an_engine_ends_with_its_last_test():
         server.keep(following)
         alive.append([each.engine for each in server.running()])
     assert alive == [[PLAIN], [], [], [], []]
-
-
-def test_another_engine_replaces_it():
-    server = SharedServer(Server)
     first = server.get(PLAIN)
     assert server.get(LITTLE).engine == LITTLE
     assert first.engine == "stopped"

@@ -94,19 +94,14 @@ def run(scripts: Path, other: Path, environment: dict[str, str]) -> Run:
 
 
 @pytest.mark.matrix
-def test_a_file_of_the_checkout_would_be_noticed(run: Run, opened: Path) -> None:
+def test_files_of_the_checkout_and_modules_of_the_other_project_would_be_noticed(run: Run, opened: Path) -> None:
     file = str(ROOT / "README.md")
     ran = run("python", "-c", f"open({file!r})")
     assert ran.returncode == 0, ran.stderr
     assert opened.read_text().splitlines() == [file]
     opened.write_text("")
-
-
-@pytest.mark.matrix
-def test_the_other_projects_modules_would_be_noticed(run: Run) -> None:
-    """Where Python looks into the folder first, as `python -m` does."""
-    ran = run("python", "-m", "app.cli")
-    assert "of another project" in ran.stderr
+    # Where Python looks into the folder first.
+    assert "of another project" in run("python", "-m", "app.cli").stderr
 
 
 @pytest.mark.matrix
@@ -139,16 +134,8 @@ def test_the_demo_answers_from_its_documents(run: Run, opened: Path) -> None:
 def test_a_server_answers(scripts: Path, other: Path, environment: dict[str, str], opened: Path) -> None:
     (model,) = (scripts.parent / "lib").glob("python*/site-packages/models/demo")
     port = str(free_port())
-    command = [
-        str(scripts / "tessera"),
-        "serve",
-        str(model),
-        "--port",
-        port,
-        "--enforce-eager",
-        "--chunk-cache",
-        "require",
-    ]
+    flags = ("--port", port, "--enforce-eager", "--chunk-cache", "require")
+    command = [str(scripts / "tessera"), "serve", str(model), *flags]
     log = other / "log"
     with log.open("w") as output, http_client(f"http://127.0.0.1:{port}", timeout=60) as client:
         server = subprocess.Popen(command, cwd=other, env=environment, stdout=output, stderr=subprocess.STDOUT)

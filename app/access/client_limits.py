@@ -1,17 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of a connection: size and complexity of the body, and time without progress."""
+"""Limits of a connection: sizes of head and body, complexity of the body, and time without progress."""
 
 import asyncio
 import logging
+from collections import deque
 from http import HTTPStatus
+from typing import Final
 
 from pydantic import ByteSize
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.http.json_size import MOST_BYTES, MOST_CONTAINERS, MOST_NAMES, MOST_VALUES, is_too_complex
-from app.http.messages import QUICK_BYTES, has_files, read_parts, replay
+from app.http.json_size import (
+    MOST_BYTES,
+    MOST_CONTAINERS,
+    MOST_DIGITS,
+    MOST_ESCAPES,
+    MOST_FRACTIONS,
+    MOST_NAMES,
+    MOST_VALUES,
+    is_too_complex,
+)
+from app.http.messages import QUICK_BYTES, cut, has_files, read_parts, replay
 from app.http.refusals import refusal
+from engine_ext.client.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +32,53 @@ CLIENT_TIMEOUT_S = 60.0
 """Time without progress after which a client that neither sends nor reads is disconnected."""
 BODY_TIMEOUT_S = 180.0
 """Time for a whole body: parts that come just in time must not hold the memory of the others for long."""
+MOST_HEAD_BYTES: Final = 1 << 16
+"""Of a request line and headers, or between two parts of a body."""
+MOST_HEADERS: Final = 256
+MOST_WAITING: Final = 16
+"""Requests that a connection has sent before the answer to an earlier one."""
+
+_SIZES = {"": MOST_BYTES, "application/x-www-form-urlencoded": QUICK_BYTES}
+"""Most bytes of a body without files, by the beginning of its type."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """HTTP/1.1 as uvicorn speaks it, with limits for what comes before anybody could check a key; beyond them, 400.
+
+    Uvicorn itself keeps a head of any length, and all requests that come in one piece. Bytes are counted since the last
+    one that ended a request or belonged to a body: a body's chunks have heads of their own, and headers may follow it.
+    """
+
+    _num_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes from the connection."""
+        self._num_bytes += len(data)
+        super().data_received(data)
+        if self._num_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"the request's head is longer than {MOST_HEAD_BYTES} bytes")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header."""
+        if len(self.headers) >= MOST_HEADERS:
+            raise ValueError(f"more than {MOST_HEADERS} headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Begin the request, or have it wait."""
+        if len(self.pipeline) >= MOST_WAITING:
+            raise ValueError(f"more than {MOST_WAITING} requests wait")
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._num_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Take the end of a request."""
+        self._num_bytes = 0
+        super().on_message_complete()
 
 
 class _TooLargeError(Exception):
@@ -35,16 +95,18 @@ class ClientLimitsMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        is_json = not has_files(scope)
-        most = ByteSize(min(self._max_body_size, MOST_BYTES)) if is_json else self._max_body_size
+        headers, is_json = Headers(scope=scope), not has_files(scope)
+        most, why = self._max_body_size, "--max-body-size"
+        for kind, size in _SIZES.items():
+            if is_json and size < most and headers.get("content-type", "").lower().startswith(kind):
+                most, why = ByteSize(size), f"of {kind or 'JSON'}"
         try:
-            declared = Headers(scope=scope).get("content-length", "")
+            declared = headers.get("content-length", "")
             if declared.isdigit() and int(declared) > most:
                 raise _TooLargeError
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 parts = await read_parts(_limited(receive, most))
         except _TooLargeError:
-            why = "of JSON" if most < self._max_body_size else "--max-body-size"
             words = f"the body is larger than {most.human_readable()} ({why})"
             answer = refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", words, headers=_CLOSE)
             return await answer(scope, receive, send)
@@ -56,13 +118,20 @@ class ClientLimitsMiddleware:
             return None
         if is_json and sum(map(len, parts)) > QUICK_BYTES:  # less is never too complex
             parts = [b"".join(parts)]
-            if await asyncio.to_thread(is_too_complex, parts[0]):
-                words = f"the body has more than {MOST_CONTAINERS} arrays and objects, {MOST_NAMES} names"
-                words += f" or {MOST_VALUES} values"
+            if await in_thread(is_too_complex, parts[0]):
+                words = f"the body has more than {MOST_CONTAINERS} arrays and objects, {MOST_NAMES} names, "
+                words += f"{MOST_VALUES} values, {MOST_FRACTIONS} fractions or {MOST_ESCAPES} escapes, or a number of "
+                words += f"more than {MOST_DIGITS} digits"
                 return await refusal(HTTPStatus.BAD_REQUEST, "bad_request", words)(scope, receive, send)
-        connection = _Connection(replay(parts, receive), send, CLIENT_TIMEOUT_S)
-        await self._app(scope, connection.receive, connection.send)
-        return None
+        coming: deque[bytes | memoryview] = deque(parts if is_json else cut(parts))
+        del parts
+        connection = _Connection(replay(coming, receive), send, CLIENT_TIMEOUT_S)
+        try:
+            await self._app(scope, connection.receive, connection.send)
+        finally:
+            while coming:  # to free a large file at once would take long
+                coming.popleft()
+                await asyncio.sleep(0)
 
 
 class _Connection:

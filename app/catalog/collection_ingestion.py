@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files into a collection: split, stored as passages, and computed ahead, one file after the other."""
 
-import asyncio
 import logging
 import unicodedata
 from collections import Counter
@@ -26,6 +25,7 @@ from cache.eviction.removal import Removal
 from cache.manager import ChunkCacheManager
 from cache.segments.chunk_ids import RegisteredText
 from engine_ext.client.engine import ChunkEngine
+from engine_ext.client.threads import in_thread
 from engine_ext.wire.vllm_compat import ErrorResponse
 
 logger = logging.getLogger(__name__)
@@ -127,8 +127,8 @@ class CollectionIngestion:
             return FileResult(name, "failed", None, words)
         content = await file.read()
         most = self._about.max_tokens
-        digest = await asyncio.to_thread(lambda: sha256(content).hexdigest())
-        before = await asyncio.to_thread(self._collections.record, self._about, name)
+        digest = await in_thread(lambda: sha256(content).hexdigest())
+        before = await in_thread(self._collections.record, self._about, name)
         if before is not None and before.is_of(digest, most):
             return FileResult(name, "unchanged", before)
         try:
@@ -136,12 +136,12 @@ class CollectionIngestion:
         except UnreadableFileError as error:
             return FileResult(name, "failed", None, str(error))
         choices = name, self._about.name, self._about.context_tokens
-        passages = await asyncio.to_thread(passages_of, pieces, *choices)
+        passages = await in_thread(passages_of, pieces, *choices)
         record = FileRecord(name, digest, len(content), most, passages)
         await self._check(record)
         limits = LIMITS.get()
         most_bytes = limits.collections_size if limits is not None else None
-        await asyncio.to_thread(self._collections.put, self._about, record, most_bytes)
+        await in_thread(self._collections.put, self._about, record, most_bytes)
         await self.drop(dropped_ids(before, record))
         return FileResult(name, "added" if before is None else "changed", record)
 
@@ -152,7 +152,7 @@ class CollectionIngestion:
         """
         passages = record.passages
         for start in range(0, len(passages), _BATCH):
-            request = await asyncio.to_thread(self._request, record, passages[start : start + _BATCH])
+            request = await in_thread(self._request, record, passages[start : start + _BATCH])
             if start == 0:  # the system prompt is the same for all
                 await self._lines(request.model_copy(update={"chunks": [passages[0].text]}))
             for document in documents_of(request.chunks, None, ""):
@@ -185,7 +185,7 @@ class CollectionIngestion:
         passages = record.passages
         for start in range(0, len(passages), _BATCH):
             batch = passages[start : start + _BATCH]
-            request = await asyncio.to_thread(self._request, record, batch)
+            request = await in_thread(self._request, record, batch)
             async for line in await self._lines(request):
                 if (summary := line.get("summary")) is not None:
                     self._totals.update(summary)

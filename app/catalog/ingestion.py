@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes chunks ahead of time, pins and names them."""
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -26,6 +25,7 @@ from cache.segments.index import ChunkKVCache
 from engine_ext.client.background import BUSY_ROUND_TOKENS, BackgroundFills, Ingested, Ingestion
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import ResolvedRequest, Ticket
+from engine_ext.client.threads import in_thread
 from engine_ext.wire.vllm_compat import ErrorResponse
 from replicas.document_keys import id_key
 
@@ -125,7 +125,7 @@ async def ingested(
 ) -> AsyncIterator[dict[str, Any]]:
     """Computes the keeper's documents behind the prefix of ``rendered``. Yields a line per chunk, then the summary."""
     started = time.monotonic()
-    chunks = await asyncio.to_thread(_chunks, renderer, keeper.documents, keeper.namespace)
+    chunks = await in_thread(_chunks, renderer, keeper.documents, keeper.namespace)
     ingestion = Ingestion(rendered, keeper.keep)
     tally = _Tally(len(keeper.documents))
     async for result in _within_limits(background, ingestion, chunks):

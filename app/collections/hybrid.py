@@ -17,6 +17,7 @@ from app.collections.passages import Passage
 from app.collections.retrievers import Bm25, Ranked, Ranking
 from app.collections.store import Corpus, Vectors, digest_of
 from app.settings import Settings
+from engine_ext.client.threads import in_thread
 
 logger = logging.getLogger(__name__)
 _CANDIDATES: Final = 50
@@ -84,7 +85,7 @@ class Hybrid:
     async def prepare(self, vectors: Vectors, passages: Sequence[Passage]) -> str | None:
         """Computes the vectors of stored passages; returns why it could not."""
         by_digest = {digest_of(passage): passage for passage in passages}
-        missing = await asyncio.to_thread(vectors.missing, self._embedder.name, by_digest)
+        missing = await in_thread(vectors.missing, self._embedder.name, by_digest)
         try:
             await self._compute(vectors, [by_digest[digest] for digest in missing])
         except EmbeddingError as error:
@@ -96,7 +97,7 @@ class Hybrid:
         asked, embedded = await asyncio.gather(self._embedder.embed([query]), self._of_corpus(corpus))
         if embedded.matrix.shape[1] not in (0, asked.shape[1]):
             raise EmbeddingError(f"the vectors of {self._embedder.name} have another length than those stored")
-        scores = await asyncio.to_thread(np.matmul, embedded.matrix, asked[0]) if embedded.places else np.empty(0)
+        scores = await in_thread(np.matmul, embedded.matrix, asked[0]) if embedded.places else np.empty(0)
         best = np.argsort(-scores, kind="stable")[:count]
         ranked = [Ranked(embedded.places[row], float(scores[row])) for row in best]
         without = len(embedded.missing)
@@ -110,11 +111,11 @@ class Hybrid:
         return await asyncio.shield(task)
 
     async def _read(self, corpus: Corpus) -> _Embedded:
-        stored = await asyncio.to_thread(corpus.vectors.load, self._embedder.name) if corpus.vectors else {}
-        embedded = await asyncio.to_thread(_gathered, corpus, stored)
+        stored = await in_thread(corpus.vectors.load, self._embedder.name) if corpus.vectors else {}
+        embedded = await in_thread(_gathered, corpus, stored)
         if corpus.vectors is None or 0 < len(embedded.missing) <= _AT_ONCE:
             stored |= await self._compute(corpus.vectors, embedded.missing)
-            return await asyncio.to_thread(_gathered, corpus, stored)
+            return await in_thread(_gathered, corpus, stored)
         if embedded.missing:
             self._compute_behind(corpus, embedded.missing)
         return embedded
@@ -143,7 +144,7 @@ class Hybrid:
                 digest_of(passage): row.astype(np.float16).tobytes() for passage, row in zip(part, rows, strict=True)
             }
             if vectors is not None:
-                await asyncio.to_thread(vectors.save, self._embedder.name, made)
+                await in_thread(vectors.save, self._embedder.name, made)
             computed |= made
         return computed
 

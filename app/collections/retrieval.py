@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The request field ``retrieve``: passages of a collection in place of documents."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from itertools import starmap
@@ -23,6 +22,7 @@ from app.settings import Settings
 from cache.report import Found, Retrieved
 from cache.tiers.config import parse_tiers
 from engine_ext.client.request import NamespaceRefusedError, own_namespace
+from engine_ext.client.threads import in_thread
 from machine.folders import tessera_home
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Retrieval:
                 line["summary"]["search"] = problem
             yield line
             if prepare is not None and "index" not in line and line.get("status", "failed") != "failed":
-                record = await asyncio.to_thread(self.collections.record, about, line["file"])
+                record = await in_thread(self.collections.record, about, line["file"])
                 if record is not None:
                     problem = await prepare(self.collections.vectors(about), record.passages) or problem
 
@@ -114,7 +114,7 @@ class Retrieval:
         query = field.query or "\n".join(turns[-_TURNS:])
         if not query.strip():
             raise BadRequestError("retrieve needs a user message with text, or a query", "messages")
-        corpus = await asyncio.to_thread(self.collections.corpus, own, field.collection)
+        corpus = await in_thread(self.collections.corpus, own, field.collection)
         try:
             ranked = await self._retriever.rank(query, corpus, field.top_k)
             passages = [(corpus.passages[place], score) for place, score in ranked]

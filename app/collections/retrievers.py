@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Retrievers: they rank a collection's passages by a question."""
 
-import asyncio
 import importlib.metadata
 import threading
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from app.collections.store import Corpus
 from app.collections.words import words_of
 from app.settings import Settings
 from cache.errors import ChunkCacheError
+from engine_ext.client.threads import in_thread
 
 ENTRY_POINTS: Final = "tessera.retrievers"
 """Entry points of any package: a name for ``--retriever``, and a class with the method of :class:`Retriever`."""
@@ -66,7 +66,7 @@ class Bm25:
 
     async def rank(self, query: str, corpus: Corpus, top_k: int) -> Sequence[Ranked]:
         """See :meth:`Retriever.rank`."""
-        return await asyncio.to_thread(self._rank, query, corpus, top_k)
+        return await in_thread(self._rank, query, corpus, top_k)
 
     def _rank(self, query: str, corpus: Corpus, top_k: int) -> Sequence[Ranked]:
         words = _without_stop_words(words_of(query))

@@ -152,12 +152,12 @@ def named_replicas(replicas: int | None, prefill: int | None, decode: int | None
 
 def _start(args: argparse.Namespace, flags: list[str], replicas: Mapping[str, Role], stack: ExitStack) -> list[Part]:
     """Starts replicas, then the router, and waits until all are ready; ``stack`` ends them."""
+    registry = ("--registry", args.registry or stack.enter_context(local_redis()))  # before any download
     if args.model is None:
         args.model, flags = default_model(), [*DEFAULT_MODEL_FLAGS, *flags]
     args.model = local_model(args.model)
     folder = tessera_home() / "cluster"
     folder.mkdir(parents=True, exist_ok=True)
-    registry = ("--registry", args.registry or stack.enter_context(local_redis()))
     secret = {"TESSERA_PEER_SECRET": os.environ.get("TESSERA_PEER_SECRET") or secrets.token_urlsafe()}
 
     def start_replica(name: str, role: Role, cores: list[int], port: int | None) -> ServerProcess:

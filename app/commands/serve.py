@@ -18,11 +18,7 @@ def main(arguments: list[str]) -> int:
     except (OSError, RuntimeError) as error:  # nothing can be written, or there is no home folder
         say(f"vLLM's log is left out: {error}")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    try:
-        args = parse(arguments)
-    except ImportError as error:
-        say(f"{error}: install an engine with pip install 'tessera-rag[cpu]' (or [cuda], [ascend]); see tessera doctor")
-        return 2
+    args = parse(arguments)
     import uvloop
 
     from app.models.default_model import default_model

@@ -90,6 +90,14 @@ class CacheField(BaseModel):
         description="share of the chunks' tokens that is computed anew behind everything before them, in windows that "
         "the question attends to, with chunks one after another (offset); 0: none; default: the server's",
     )
+    reread: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        strict=True,
+        description="share of the chunks' tokens that the prompt has once more before the question, as whole chunks "
+        "that the question attends to; 0: none; default: the server's",
+    )
     sparse: SparseField | None = Field(
         None,
         description="keep the chunks that the question attends to most, and leave out the others (docs/sparse.md). "
@@ -99,7 +107,7 @@ class CacheField(BaseModel):
     @property
     def leaves_the_choice(self) -> bool:
         """Whether a profile may decide: the request sets none of the profile's options."""
-        is_open = all(each is None for each in (self.position_strategy, self.recompute, self.sparse))
+        is_open = all(each is None for each in (self.position_strategy, self.recompute, self.reread, self.sparse))
         return is_open and (self.mode, self.scope or "system") == ("auto", "system")
 
     def salted_namespace(self, cache_salt: str | None) -> str:
@@ -131,6 +139,7 @@ class CacheField(BaseModel):
             self.explain,
             self.cite,
             recompute,
+            defaults.reread if self.reread is None else self.reread,
             defaults.sparse if self.sparse is None else self.sparse.completed(defaults.sparse),
         )
 

@@ -32,14 +32,8 @@ Check = Callable[[Any], str | None]
 """Says what is wrong with a field."""
 
 
-def check_body(body: bytes, *, keeps_responses_apart: bool = True) -> None:
-    """Check a body for vLLM, if it is an object; raise :class:`BadRequestError`."""
-    if (parsed := object_in(body)) is not None:
-        check_fields(parsed, keeps_responses_apart=keeps_responses_apart)
-
-
 def check_fields(body: Mapping[str, Any], *, keeps_responses_apart: bool = True) -> None:
-    """Raise :class:`BadRequestError` naming the field at fault.
+    """Check a body for vLLM; raise :class:`BadRequestError` naming the field at fault.
 
     vLLM's store of responses is one for all tenants: without ``keeps_responses_apart`` nobody may name one.
     """

@@ -39,6 +39,12 @@ class Document:
         """The document as a request gives it that has it in a field."""
         return replace(self, is_verbatim=False)
 
+    @property
+    def label(self) -> str:
+        """Its name for people: the title, or how its text begins."""
+        words = (self.title or "").split() or self.text[:200].split()
+        return " ".join(words)[:80]
+
     def render(self) -> str:
         """The chunk's text in the prompt. A function of the document alone, never of its neighbours.
 

@@ -27,7 +27,7 @@ from app.documents.document_tokenizer import DocumentTokenizer
 from app.documents.readers import READERS, UnreadableFileError, read, suffix_of
 from app.documents.splitting import Piece, split
 from engine_ext.chunks.turns import FairTurns
-from engine_ext.client.request import CALLER
+from engine_ext.client.request import owner
 
 MAX_SECONDS = 60
 MAX_MEMORY_BYTES = 2 << 30
@@ -69,9 +69,11 @@ class Extraction:
         if suffix_of(name) not in READERS:
             raise UnreadableFileError(f"files of the type {suffix_of(name)!r} can't be read")
         about = {"name": name, "max_tokens": max_tokens, "ocr": self._ocr}
-        caller = CALLER.get()
-        async with self._turns.turn(caller.namespace if caller is not None else None):
+
+        async def split() -> list[Piece]:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._split, file, about)
+
+        return await self._turns.run(owner(), split)
 
     def close(self) -> None:
         """Ends the processes; files that they read fail."""

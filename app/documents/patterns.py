@@ -153,7 +153,7 @@ PATTERNS: Final = (
         "LlamaIndex", "ontext information is below.\n---------------------\n", ("\n---------------------",), "\n\n"
     ),
     Pattern("LlamaIndex", "assist the user.\n--------------------\n", ("\n--------------------",), "\n\n"),
-    Pattern("LlamaIndex", "Source {number}:\n", ("\nSource {text}:\n", "\n------")),
+    Pattern("LlamaIndex", "Source {number}:\n", ("\nSource {text}:\n", "\nQuery: ", "\n------")),
     Pattern("document tags", "<document_content>", ("</document_content>",)),
 )
 """The rows of the apps that docs/integrations/prompts.md names."""

@@ -2,7 +2,7 @@
 """Citations as OpenAI's schemas have them: ``url_citation`` annotations of a message's text."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,7 +21,7 @@ def annotate(answer: Mapping[str, Any], ticket: Ticket, streamed: str = "") -> N
     """
     if ticket.cited is None:
         return
-    found = list(_annotations(ticket.report or {}))
+    found = list(_annotations(ticket.report or {}, ticket.labels))
     for choice in answer.get("choices") or []:
         message = choice.get("message") or choice.get("delta")
         if message is not None and (message.get("content") if "message" in choice else streamed) == ticket.cited:
@@ -50,7 +50,7 @@ def annotating(ticket: Ticket, send: Send) -> Send:
     return held(send, is_answer, send_annotated)
 
 
-def _annotations(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _annotations(report: Mapping[str, Any], labels: Sequence[str]) -> Iterator[dict[str, Any]]:
     """One for each chunk of each sentence; ``url`` is the document's id, or the chunk's number from 1."""
     passages = {passage["id"]: passage for passage in report.get("retrieved") or []}
     for citation in report["citations"]:
@@ -59,7 +59,7 @@ def _annotations(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 continue
             chunk = report["chunks"][cited["chunk"]]
             url = chunk["id"] or f"#chunk-{cited['chunk'] + 1}"
-            title = _title(passages[chunk["id"]]) if chunk["id"] in passages else chunk["id"] or f"{cited['chunk'] + 1}"
+            title = _title(passages[chunk["id"]]) if chunk["id"] in passages else chunk["id"] or labels[chunk["index"]]
             yield {"start_index": citation["start"], "end_index": citation["end"], "url": url, "title": title}
 
 

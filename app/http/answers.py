@@ -51,6 +51,7 @@ class Plan(Shape):
     scope: ScopeName | None = None
     decision: Decided | None = None
     recompute: float | None = None
+    reread: float | None = None
     tokens: PlannedTokens | None = None
     pages: Pages | None = None
     chunks: list[PlannedChunk] | None = None

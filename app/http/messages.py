@@ -1,21 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of HTTP messages that middleware reads: the path, the body, and whether the response is a stream of events."""
+"""Parts of HTTP messages that middleware reads: the path, the body, and whether the response is a stream of events.
+
+JSON is parsed once: by the first middleware that asks, for all behind it and for the endpoint. Parsing keeps all other
+threads waiting. Long bodies are parsed in a thread, so that the event loop has its turns before the endpoint checks the
+fields.
+"""
 
 import asyncio
 import json
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, ParamSpec, TypeVar
 from urllib.parse import quote, unquote
 
+from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute, request_response
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine_ext.client.threads import in_thread
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 QUICK_BYTES: Final = 1 << 16
 """Bytes that the event loop parses, checks or hashes itself; longer bodies go to a thread."""
 SPLIT: Final = "/v1/rag/split"
 """The endpoint whose body is a file."""
+_JSON: Final = "tessera.json"
+"""Where a request's scope has what :func:`parsed_object` has parsed."""
 _AMBIGUOUS: Final = re.compile(r"//|/\.\.?(?:/|$)|\\")
 
 
@@ -71,20 +85,27 @@ def has_files(scope: Scope) -> bool:
     return is_form or path_of(scope) == SPLIT
 
 
-def replay(parts: Iterable[bytes], receive: Receive) -> Receive:
-    """A ``receive`` that yields a body's parts first, then later messages (a disconnect).
+def replay(parts: Iterable[bytes | memoryview], receive: Receive) -> Receive:
+    """A ``receive`` that yields a body's parts first, and takes them from a deque, then later messages (a disconnect).
 
     The event loop goes on between them: who reads a large file as one part would hold it.
     """
-    coming = deque(parts)
+    coming = parts if isinstance(parts, deque) else deque(parts)
 
     async def replayed() -> Message:
         if not coming:
             return await receive()
         await asyncio.sleep(0)
-        return {"type": "http.request", "body": coming.popleft(), "more_body": bool(coming)}
+        return {"type": "http.request", "body": bytes(coming.popleft()), "more_body": bool(coming)}
 
     return replayed
+
+
+def cut(parts: Iterable[bytes], most_bytes: int = QUICK_BYTES) -> Iterator[memoryview]:
+    """The parts' bytes in shorter ones; no bytes are copied."""
+    for part in parts:
+        for at in range(0, max(1, len(part)), most_bytes):
+            yield memoryview(part)[at : at + most_bytes]
 
 
 def held(
@@ -141,3 +162,67 @@ def _without_body(send: Send) -> Send:
         await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
     return bare
+
+
+@dataclass(frozen=True, slots=True)
+class _Json:
+    """A body, and what ``json.loads`` makes of it: a value, or an error."""
+
+    body: bytes
+    value: Any = None
+    error: Exception | None = None
+
+    @classmethod
+    def of(cls, body: bytes) -> "_Json":
+        try:
+            return cls(body, json.loads(body))
+        except (ValueError, RecursionError) as error:
+            return cls(body, error=error)
+
+
+async def in_thread_if_long(
+    num_bytes: int, call: Callable[P, Result], *arguments: P.args, **fields: P.kwargs
+) -> Result:
+    """The result of work on so many bytes of a body; the event loop does little of it itself."""
+    if num_bytes > QUICK_BYTES:
+        return await in_thread(call, *arguments, **fields)
+    return call(*arguments, **fields)
+
+
+async def parsed_object(scope: Scope, body: bytes) -> dict[str, Any] | None:
+    """The JSON object in a request's body, not to be changed; ``None`` for anything else."""
+    known: _Json | None = scope.get(_JSON)
+    if known is None or known.body != body:
+        known = scope[_JSON] = await in_thread_if_long(len(body), _Json.of, body)
+    return known.value if isinstance(known.value, dict) else None
+
+
+def remember(scope: Scope, body: bytes, value: Any) -> None:
+    """Remember what is in a body that was written here."""
+    scope[_JSON] = _Json(body, value)
+
+
+def hand_over(app: FastAPI) -> None:
+    """Give the endpoints of an application what middleware has parsed."""
+    for route in app.routes:
+        if isinstance(route, APIRoute):
+            route.app = request_response(_with_parsed(route.get_route_handler()))
+
+
+def _with_parsed(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    async def handled(request: Request) -> Response:
+        return await handler(_ParsedRequest(request.scope, request.receive))
+
+    return handled
+
+
+class _ParsedRequest(Request):
+    """A request whose JSON is parsed already, unless another middleware has changed the body since."""
+
+    async def json(self) -> Any:
+        known: _Json | None = self.scope.get(_JSON)
+        if known is None or known.body != await self.body():
+            return await super().json()
+        if known.error is not None:
+            raise known.error
+        return known.value

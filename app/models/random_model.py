@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models with random weights, to try, test and measure Tessera without a download.
-
-    python -m app.models.random_model tiny-llama
+"""Small models with random weights, to test and measure Tessera without a download.
 
 Answers are meaningless, but depend on every prompt token and its position, as tests need: the weights' scale keeps
 attention far from uniform and next-token scores far from ties. Greedy text is printable ASCII and never ends by itself.
@@ -9,14 +7,12 @@ attention far from uniform and next-token scores far from ties. Greedy text is p
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import json
 import math
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +43,6 @@ class RandomModelSpec:
     intermediate_size: int = 512
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_position_embeddings: int = 8192
-    vocab_size: int = 0
-    """Rows of the embedding; 0: as many as the tokenizer has tokens."""
     rope_theta: float = 10_000.0
     rope_scaling: dict[str, Any] | None = None
     """Further RoPE parameters as transformers names them, e.g. `{"rope_type": "yarn", "factor": 4.0}`."""
@@ -61,8 +55,6 @@ class RandomModelSpec:
             raise ValueError(f"dtype must be float32, bfloat16 or float16, not {self.dtype!r}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} heads can't share {self.num_kv_heads} KV heads evenly")
-        if self.vocab_size and self.vocab_size < vocabulary_size():
-            raise ValueError(f"vocab_size must be 0 or at least {vocabulary_size()}")
 
 
 PRESETS: dict[str, RandomModelSpec] = {
@@ -118,15 +110,6 @@ def build_random_model(path: str | os.PathLike[str], spec: RandomModelSpec | Non
     return path
 
 
-def parameter_count(spec: RandomModelSpec) -> int:
-    """Number of weights of a model of `spec`."""
-    heads = 2 * spec.num_heads + 2 * spec.num_kv_heads
-    per_layer = spec.hidden_size * (heads * spec.head_dim + 3 * spec.intermediate_size + 2)
-    if spec.architecture == "qwen3":
-        per_layer += 2 * spec.head_dim
-    return spec.num_layers * per_layer + (2 * _vocab_size(spec) + 1) * spec.hidden_size
-
-
 def _spec_json(spec: RandomModelSpec) -> str:
     return json.dumps({"builder": BUILDER_VERSION, **dataclasses.asdict(spec)}, indent=2) + "\n"
 
@@ -138,10 +121,6 @@ def _is_finished(path: Path, spec: RandomModelSpec) -> bool:
         return False
 
 
-def _vocab_size(spec: RandomModelSpec) -> int:
-    return spec.vocab_size or vocabulary_size()
-
-
 def _save_model(folder: Path, spec: RandomModelSpec) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -151,7 +130,7 @@ def _save_model(folder: Path, spec: RandomModelSpec) -> None:
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     }[spec.architecture]
     config = config_class(
-        vocab_size=_vocab_size(spec),
+        vocab_size=vocabulary_size(),
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
         num_hidden_layers=spec.num_layers,
@@ -216,39 +195,3 @@ def fill_weights(model: PreTrainedModel, seed: int) -> None:
         rows = torch.full((len(head), 1), 0.1)
         rows[[i for i, token in enumerate(vocabulary()) if len(token) == 1 and token.isascii()]] = 1.0
         head.mul_(rows)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Builds a preset and prints its folder."""
-    parser = argparse.ArgumentParser(
-        prog="python -m app.models.random_model",
-        description="Build a small model with random weights, unless it exists, and print its folder.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="presets:\n" + "\n".join(f"  {name:16} {_describe(spec)}" for name, spec in PRESETS.items()),
-    )
-    parser.add_argument("preset", metavar="PRESET", choices=PRESETS, help="the model; see below")
-    parser.add_argument(
-        "dir", metavar="DIR", nargs="?", type=Path, help=f"target folder (default: {default_model_dir()}/PRESET)"
-    )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="type of the weights")
-    parser.add_argument("--seed", type=int, help="another seed gives another model")
-    args = parser.parse_args(argv)
-    fields = {key: value for key in ("dtype", "seed") if (value := getattr(args, key)) is not None}
-    try:
-        print(build_preset(args.preset, args.dir, **fields))
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _describe(spec: RandomModelSpec) -> str:
-    return (
-        f"{spec.architecture}, {parameter_count(spec) / 1e6:.1f} M parameters, {spec.num_layers} layers, "
-        f"{spec.num_heads} heads ({spec.num_kv_heads} KV) of {spec.head_dim}, "
-        f"{spec.max_position_embeddings} positions"
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -27,9 +27,13 @@ from cache.positions.layout import (
     take,
     unpack,
 )
+from engine_ext.client.defects import blamed
 from engine_ext.client.request import REQUEST_KEY, ChunkedRequest, Ticket
+from engine_ext.client.threads import in_thread
 from engine_ext.wire.vllm_compat import ChatParams, bare_chat_params, tokens_input
 
+_SHORT: Final = 1 << 16
+"""Characters of a prompt that is tokenized at once."""
 _BLANK: Final = "N/A"
 """A question without content: attention to chunks is compared with what it pays."""
 
@@ -81,6 +85,19 @@ class SegmentRenderer:
             return await self._renderer.render_chat_async(  # type: ignore[no-any-return]
                 conversations, chat_params, tok_params, prompt_extras=prompt_extras, **kwargs
             )
+        try:
+            return await self._with_segments(conversations, chat_params, tok_params, prompt_extras, kwargs)
+        except Exception as error:
+            raise blamed(error) from None
+
+    async def _with_segments(
+        self,
+        conversations: Sequence[Any],
+        chat_params: Any,
+        tok_params: Any,
+        prompt_extras: dict[str, Any] | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[list[Any], list[Any]]:
         (conversation,) = conversations
         rendered, prompt = await self._renderer.render_messages_async(conversation, chat_params)
         if prompt.get("multi_modal_data"):
@@ -118,7 +135,10 @@ class SegmentRenderer:
                 prompts, tok_params, prompt_extras=prompt_extras, **kwargs
             )
         tok_params = tok_params or self._renderer.default_cmpl_tok_params
-        return [await self._engine_input(self._split(str(t)), ("", ""), tok_params, prompt_extras) for t in texts]
+        try:
+            return [await self._engine_input(self._split(str(t)), ("", ""), tok_params, prompt_extras) for t in texts]
+        except Exception as error:
+            raise blamed(error) from None
 
     def chunks(self, document: Document, index: int, namespace: str) -> list[Chunk]:
         """Splits a document into one or, if it exceeds the chunk limit, several chunks; thread-safe."""
@@ -195,7 +215,9 @@ class SegmentRenderer:
     ) -> Any:
         self._check_characters(marked.text, tok_params.max_total_tokens, "chunks")
         salt = (prompt_extras or {}).get("cache_salt")
-        request, token_ids = await asyncio.to_thread(self._tokenize, marked, frame, tok_params.add_special_tokens)
+        # Long prompts, in their turns, leave a thread for short ones.
+        run = in_thread if len(marked.text) > _SHORT else asyncio.to_thread
+        request, token_ids = await run(self._tokenize, marked, frame, tok_params.add_special_tokens)
         _check_length(request.prompt, len(token_ids), tok_params)
         engine_input: dict[str, Any] = {
             **tokens_input(token_ids, prompt=marked.text, cache_salt=salt),

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``/v1/rag/collections``: files as passages that questions retrieve."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from http import HTTPStatus
@@ -28,6 +27,7 @@ from app.http.answers import (
 from app.http.openapi import JsonLines, JsonList, answers
 from app.routes.dependencies import AppState, Manager, RequestRetrieval, RequestSettings
 from engine_ext.client.request import NamespaceRefusedError, own_namespace
+from engine_ext.client.threads import in_thread
 
 router = APIRouter(prefix="/v1/rag/collections", tags=["Collections"])
 
@@ -74,9 +74,7 @@ async def ingest_files(
     passages that it did not compute are computed when a question needs them. 400 if no file can be read.
     """
     collections, default = retrieval.collections, min(DEFAULT_MAX_TOKENS, settings.chunk_max_tokens)
-    about = await asyncio.to_thread(
-        collections.begin, _own(namespace), name, system, max_tokens, default, context_tokens
-    )
+    about = await in_thread(collections.begin, _own(namespace), name, system, max_tokens, default, context_tokens)
     lines = CollectionIngestion(state, manager, collections, about).run(files)
     try:
         first = await anext(lines)
@@ -108,7 +106,7 @@ def _own(namespace: str | None) -> str:
 )
 async def list_collections(retrieval: RequestRetrieval, namespace: Namespace = None) -> dict[str, Any]:
     """Those of one namespace, by name."""
-    return {"object": "list", "data": await asyncio.to_thread(retrieval.collections.summaries, _own(namespace))}
+    return {"object": "list", "data": await in_thread(retrieval.collections.summaries, _own(namespace))}
 
 
 @router.get(
@@ -120,10 +118,10 @@ async def list_collections(retrieval: RequestRetrieval, namespace: Namespace = N
 )
 async def get_collection(name: Name, retrieval: RequestRetrieval, namespace: Namespace = None) -> JsonList:
     """Files by name, without their texts."""
-    corpus = await asyncio.to_thread(retrieval.collections.corpus, _own(namespace), name)
+    corpus = await in_thread(retrieval.collections.corpus, _own(namespace), name)
     files = (corpus.files[file] for file in sorted(corpus.files))
     listed = ({"file": each.file, "bytes": each.bytes, "passages": len(each.passages)} for each in files)
-    return JsonList(await asyncio.to_thread(corpus.summary), "data", listed)
+    return JsonList(await in_thread(corpus.summary), "data", listed)
 
 
 @router.get(
@@ -137,7 +135,7 @@ async def list_passages(
     name: Name, file: Annotated[str, Query(min_length=1)], retrieval: RequestRetrieval, namespace: Namespace = None
 ) -> JsonList:
     """In the file's order, with their texts."""
-    corpus = await asyncio.to_thread(retrieval.collections.corpus, _own(namespace), name)
+    corpus = await in_thread(retrieval.collections.corpus, _own(namespace), name)
     return JsonList({"object": "list"}, "data", (each.to_dict() for each in corpus.file(file).passages))
 
 
@@ -158,6 +156,6 @@ async def delete_collection(
 ) -> dict[str, Any]:
     """Removes texts, and the KV of their passages from the pool and all tiers."""
     collections, own = retrieval.collections, _own(namespace)
-    about, ids = await asyncio.to_thread(collections.delete, own, name, file)
+    about, ids = await in_thread(collections.delete, own, name, file)
     await CollectionIngestion(state, manager, collections, about).drop(ids)
     return {"collection": name, "file": file, "passages": len(ids), "deleted": True}

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``POST /v1/rag/split``: splits a file into chunks; computes and stores nothing."""
 
-import asyncio
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from app.documents.splitting import LEAST_TOKENS, Piece
 from app.http.answers import Split
 from app.http.openapi import JsonList, answers
 from app.routes.dependencies import FileExtraction, RequestSettings
+from engine_ext.client.threads import in_thread
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 router = APIRouter(prefix="/v1/rag", tags=["Chunks"])
@@ -50,7 +50,7 @@ async def split(
             f"{filename!r} can't be split; supported types: {', '.join(READERS)}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE
         )
     # A large body is joined in a thread: the event loop goes on meanwhile.
-    file = await asyncio.to_thread(b"".join, [part async for part in request.stream()])
+    file = await in_thread(b"".join, [part async for part in request.stream()])
     try:
         pieces = await extraction.split(file, filename, limit)
     except UnreadableFileError as error:

@@ -34,6 +34,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal
 
+from cache.errors import EmptySegmentError
+
 TokenIds = tuple[int, ...]
 PlacementName = Literal["copy", "in-place", "attend"]
 """How a request gets its chunks: copies, the engine's shared blocks, or attention over the pool."""
@@ -146,9 +148,9 @@ class ChunkedPrompt:
 
     def __post_init__(self) -> None:
         if not self.question:
-            raise ValueError("the question segment has no tokens; the engine must compute at least one")
+            raise EmptySegmentError("the question segment has no tokens; the engine must compute at least one")
         if any(not chunk.num_tokens for chunk in self.chunks):
-            raise ValueError("a chunk has no tokens")
+            raise EmptySegmentError("a chunk has no tokens")
 
     def num_before(self, chunk: Chunk) -> int:
         """Number of tokens before ``chunk`` where its KV is computed."""

@@ -3,8 +3,12 @@
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 
 class FairTurns:
@@ -22,17 +26,42 @@ class FairTurns:
     @asynccontextmanager
     async def turn(self, owner: str | None) -> AsyncIterator[None]:
         """Wait for a turn, and hold it within the context."""
+        await self._taken(owner)
+        try:
+            yield
+        finally:
+            self._end(owner)
+
+    async def run(self, owner: str | None, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Wait for a turn, and return the result of work that holds it until it ends.
+
+        Whoever no longer waits leaves the work, and its turn, behind: work in a thread can't be cancelled.
+        """
+        await self._taken(owner)
+        task = asyncio.create_task(work())
+        task.add_done_callback(partial(self._worked, owner))
+        return await asyncio.shield(task)
+
+    async def _taken(self, owner: str | None) -> None:
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, deque()).append(turn)
         self._give()
         try:
             await turn
-            yield
-        finally:
+        except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._free += 1
-                self._held[owner] -= 1
-            self._give()
+                self._end(owner)
+            raise
+
+    def _worked(self, owner: str | None, task: asyncio.Task[Any]) -> None:
+        self._end(owner)
+        if not task.cancelled():
+            task.exception()  # nobody may wait for it
+
+    def _end(self, owner: str | None) -> None:
+        self._free += 1
+        self._held[owner] -= 1
+        self._give()
 
     def _give(self) -> None:
         """Give free turns to those who wait."""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answer to one request with chunks: over cached chunks, or in full attention; its last output has the report."""
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing, nullcontext
@@ -18,12 +17,15 @@ from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.attention import attention_of_answer, attention_to_chunks
 from engine_ext.client.call import EngineCall, KVForm, Stages, is_error, transfer_params
 from engine_ext.client.citations import AnswerSoFar, citations
+from engine_ext.client.defects import blamed
 from engine_ext.client.handed_over import HandedOver, HandoverError, given_away
 from engine_ext.client.recompute import Recomputed, recomputed, text_windows, windows_of
 from engine_ext.client.reporting import Reporter
 from engine_ext.client.request import Outputs, ResolvedRequest, Ticket, plain_salt, scope_salt
+from engine_ext.client.reread import reread
 from engine_ext.client.segments import FilledSegments, filled_segments
 from engine_ext.client.sparse import selected
+from engine_ext.client.threads import in_thread
 from engine_ext.client.tracing import TraceSpan
 from engine_ext.wire.plan import Elsewhere, TransferPlan
 
@@ -58,29 +60,33 @@ class Answer:
 
         ``handover``: KV that another engine has for the request.
         """
-        with self._span or nullcontext():
-            if handover is not None:
+        try:
+            with self._span or nullcontext():
+                if handover is not None:
+                    try:
+                        async with aclosing(self._handed_over(handover)) as answered:
+                            async for output in answered:
+                                yield output
+                        return
+                    except HandoverError as error:
+                        self._reporter.not_handed_over(error.handed)
                 try:
-                    async with aclosing(self._handed_over(handover)) as answered:
-                        async for output in answered:
+                    async with aclosing(self._chunked()) as chunked:
+                        async for output in chunked:
                             yield output
                     return
-                except HandoverError as error:
-                    self._reporter.not_handed_over(error.handed)
-            try:
-                async with aclosing(self._chunked()) as chunked:
-                    async for output in chunked:
+                except FullAttentionError as error:
+                    fallback = error
+                async with aclosing(self._full(fallback)) as full:
+                    async for output in full:
                         yield output
-                return
-            except FullAttentionError as error:
-                fallback = error
-            async with aclosing(self._full(fallback)) as full:
-                async for output in full:
-                    yield output
+        except Exception as error:
+            raise blamed(error) from None
 
     async def _chunked(self) -> Outputs:
         """Outputs over cached chunks; before the first one, it may raise :class:`FullAttentionError`."""
-        request, call, attention = self._request, self._call, None
+        request, call = self._request, self._call
+        attention: Sequence[Sequence[float]] | None = None
         if request.options.sparse is not None:
             selection = await selected(self._cache, request, call, self._stages)
             self._reporter.selected(selection)
@@ -90,16 +96,23 @@ class Answer:
         async with AsyncExitStack() as stack:
             filled = await stack.enter_async_context(filled_segments(self._cache, request, call, self._stages))
             self._reporter.computed(filled.fills)
+            if filled.placed.chooses and attention is None:
+                attention = await self._attention(filled, call)
             fresh = None
-            if filled.placed.most_windows and (windows := await self._windows(filled, call, attention)):
+            if filled.placed.most_windows and (windows := self._windows(filled, attention)):
                 fresh = await stack.enter_async_context(recomputed(filled, windows, call, self._stages))
             self._reporter.chunked(filled, fresh)
             if request.document_keys:
                 filled.name_documents()
-            form = self._composed_form(call, filled.placed.layout, self._plan(filled, fresh), fresh)
+            asked, layout = call, filled.placed.layout
+            share = request.options.reread
+            if share and attention and (again := reread(request.chunked(), layout, attention, share, call)):
+                asked, layout = again.call, again.layout
+                self._reporter.reread(again)
+            form = self._composed_form(asked, layout, self._plan(filled, fresh), fresh)
             answer = AnswerSoFar() if self._request.options.cite else None
             is_first = True
-            async with aclosing(call.generate(form)) as outputs:
+            async with aclosing(asked.generate(form)) as outputs:
                 async for output in outputs:
                     if is_first and is_error(output) and await filled.forget_refused(call.request_id):
                         raise FullAttentionError("load refused", "a worker refused to load the cached chunks")
@@ -128,7 +141,8 @@ class Answer:
             form = self._form_elsewhere() if handover.is_chunked else self._plain_form()
         except FullAttentionError as error:
             raise await handover.refused(self._call, f"in full attention here: {error}", metrics) from error
-        if handover.report is None or self._request.options.sparse is not None:
+        options = self._request.options
+        if handover.report is None or options.sparse is not None or options.reread:
             raise await handover.refused(self._call, "the request needs an answer of this engine alone", metrics)
         is_first = True
         async with aclosing(handover.outputs(self._call, form, metrics)) as outputs:
@@ -138,20 +152,18 @@ class Answer:
                 is_first = False
                 yield self._reported(output, form)
 
-    async def _windows(
-        self, filled: FilledSegments, call: EngineCall, attention: Sequence[Sequence[float]] | None
-    ) -> list[Window]:
-        """The windows to compute anew: text between documents, and by the attention to the chunks.
+    async def _attention(self, filled: FilledSegments, call: EngineCall) -> Sequence[Sequence[float]]:
+        """Measures the question's attention to each token of each chunk."""
+        with self._stages.stage("select"):
+            attention = await attention_to_chunks(filled, call)
+        self._reporter.measured(attention)
+        return attention
 
-        That is measured unless it is known.
-        """
+    def _windows(self, filled: FilledSegments, attention: Sequence[Sequence[float]] | None) -> list[Window]:
+        """The windows to compute anew: text between documents, and by the attention to the chunks."""
         text = text_windows(filled)
-        if not filled.placed.most_chosen_windows:
+        if attention is None or not filled.placed.most_chosen_windows:
             return text
-        if attention is None:
-            with self._stages.stage("select"):
-                attention = await attention_to_chunks(filled, call)
-            self._reporter.measured(attention)
         return sorted([*text, *windows_of(filled, attention)], key=lambda each: each.start)
 
     async def _cite(
@@ -164,7 +176,7 @@ class Answer:
             self._cache.usable().check_attention()
             with self._stages.stage("cite"):
                 paid, expected = await attention_of_answer(filled, fresh, answer.token_ids, call)
-                found = await asyncio.to_thread(citations, answer.text, answer.places(call), paid, expected)
+                found = await in_thread(citations, answer.text, answer.places(call), paid, expected)
         except FullAttentionError as error:
             self._reporter.uncited(str(error))
         except Exception:

@@ -3,14 +3,14 @@
 
 A *probe* is a question, or an answer, behind the request's leased segments, run to the first token; the workers measure
 it where they read the keys (:mod:`engine_ext.core.attention.probes`). Most layers favour places over contents, so the
-attention of a question without content ("N/A"), asked in its place, is what they would get in any case.
+attention of a question without content ("N/A"), asked in its place, is what they would get in any case. Both are asked
+in one request, which reads the model's weights and the segments once.
 """
 
-import asyncio
-import itertools
 import secrets
-from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from engine_ext.client.recompute import Recomputed
     from engine_ext.core.attention.probes import Measured
 
-_numbers: Final = itertools.count()
-
+_numbers: Final = count()
 
 Floats = NDArray[np.floating[Any]]
 
@@ -47,9 +46,9 @@ async def attention_to_chunks(filled: FilledSegments, call: EngineCall) -> list[
 
     It is less than 0 where the question attends less than one without content. Raises :class:`FullAttentionError`.
     """
-    prompt, plan = filled.placed.request.chunked(), TransferPlan.for_answer(filled.lease, attends=True)
+    prompt, plan = filled.placed.request.chunked(), TransferPlan.for_answer(filled.lease)
     questions = [prompt.question, *([prompt.blank] if prompt.blank else [])]
-    attention, *blank = await _all(_measured(filled, plan, each, call) for each in questions)
+    attention, *blank = await _measured(filled, plan, questions, call)
     paid = attention.to_tokens - sum(each.to_tokens for each in blank)
     return [paid[at.start : at.start + at.length].tolist() for at in filled.placed.layout.chunks]
 
@@ -64,12 +63,9 @@ async def attention_of_answer(
     """
     prompt, layout = filled.placed.request.chunked(), filled.placed.layout
     chunks = [layout.chunks[index] for index in prompt.documents]
-    plan = TransferPlan.for_answer(filled.lease, fresh.segments if fresh else (), attends=True)
-    asked = replace(plan, probed_from=len(prompt.question) - 1)
-    probes = [_measured(filled, asked, (*prompt.question, *answer[:-1]), call)]
-    if prompt.blank:
-        probes.append(_measured(filled, plan, prompt.blank, call))
-    attention, *blank = await _all(probes)
+    plan = TransferPlan.for_answer(filled.lease, fresh.segments if fresh else ())
+    questions = [(*prompt.question, *answer[:-1]), *([prompt.blank] if prompt.blank else [])]
+    attention, *blank = await _measured(filled, plan, questions, call, len(prompt.question) - 1)
     starts = np.array([span.start for span in plan.loads])
     # Windows divide a chunk into several spans; what is before and between the chunks counts for none.
     of_spans = [np.flatnonzero((at.start <= starts) & (starts < at.start + at.length)) for at in chunks]
@@ -79,33 +75,48 @@ async def attention_of_answer(
     return paid, np.array([blank[0].to_tokens[at.start : at.start + at.length].sum() for at in chunks], np.float32)
 
 
-async def _all(probes: Iterable[Coroutine[Any, Any, _Attention]]) -> list[_Attention]:
-    """The results of all probes, once all have ended; raises the first one's error."""
-    measured = await asyncio.gather(*probes, return_exceptions=True)
-    if error := next((each for each in measured if isinstance(each, BaseException)), None):
-        raise error
-    return [each for each in measured if not isinstance(each, BaseException)]
+async def _measured(
+    filled: FilledSegments,
+    plan: TransferPlan,
+    questions: Sequence[TokenIds],
+    call: EngineCall,
+    probed_from: int | None = None,
+) -> list[_Attention]:
+    """The attention of each of ``questions`` to the context that ``plan`` loads, of all in one request if they fit."""
+    room = call.llm.model_config.max_model_len - plan.num_loaded_tokens - 1
+    if sum(map(len, questions)) <= room:
+        return await _probe(filled, plan, questions, call, probed_from)
+    return [each for one in questions for each in await _probe(filled, plan, [one], call, probed_from)]
 
 
-async def _measured(filled: FilledSegments, plan: TransferPlan, tokens: TokenIds, call: EngineCall) -> _Attention:
-    """The attention of ``tokens`` to the context that ``plan`` loads."""
+async def _probe(
+    filled: FilledSegments,
+    plan: TransferPlan,
+    questions: Sequence[TokenIds],
+    call: EngineCall,
+    probed_from: int | None,
+) -> list[_Attention]:
     prompt, number = filled.placed.request.chunked(), next(_numbers)
-    prompt_ids = [*prompt.token_ids[: prompt.num_context_tokens], *tokens]
+    prompt_ids = [*prompt.token_ids[: prompt.num_context_tokens], *chain(*questions)]
+    probe = plan.for_probe(number, list(map(len, questions)), probed_from)
     # With a salt of its own: vLLM's prefix cache must not have its queries, nor anybody else its blocks.
     name, salt = f"{call.request_id}-probe-{number}", secrets.token_hex(16)
     try:
-        output = await run_plan(call.llm, prompt_ids, replace(plan, probe=number), name, salt, **call.fill_kwargs())
+        output = await run_plan(call.llm, prompt_ids, probe, name, salt, **call.fill_kwargs())
     finally:
         by_worker = await call.take_attention(number)
     if is_error(output):
         await filled.forget_refused(call.request_id)
         raise FullAttentionError("load refused", "a worker refused to read the cached chunks")
-    return _mean(by_worker, len(tokens), len(plan.loads))
+    known = [measured for measured in by_worker if measured]
+    return [
+        _mean([measured[i] for measured in known], len(tokens), len(plan.loads)) for i, tokens in enumerate(questions)
+    ]
 
 
-def _mean(by_worker: "Sequence[Measured | None]", num_tokens: int, num_spans: int) -> _Attention:
+def _mean(by_worker: "Sequence[Measured]", num_tokens: int, num_spans: int) -> _Attention:
     """The mean over all workers, each of which has some of the heads or layers."""
-    known = [measured for measured in by_worker if measured is not None and measured[0]]
+    known = [measured for measured in by_worker if measured[0]]
     assert known, "no worker has measured anything"
     num_rows = sum(rows for rows, _, _ in known)
     to_tokens: Floats = np.array([weights for _, weights, _ in known], np.float32).sum(0)

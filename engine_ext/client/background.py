@@ -53,7 +53,7 @@ class Ingestion:
     def request(self, chunk: Chunk) -> ResolvedRequest:
         """A request over this chunk alone."""
         assert self.frame.prompt is not None
-        options = replace(self.frame.options, position_strategy=PositionStrategy.SHARED, recompute=0.0)
+        options = replace(self.frame.options, position_strategy=PositionStrategy.SHARED, recompute=0.0, reread=0.0)
         return replace(self.frame, prompt=replace(self.frame.prompt, chunks=(chunk,)), options=options, refusal=None)
 
 

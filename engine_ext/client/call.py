@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
@@ -103,10 +103,10 @@ class EngineCall:
         """Tells another engine that nobody will read its blocks at ``address``."""
         await self.llm.notify_kv_transfer_request_rejected(self.request_id, dict(address))
 
-    async def take_attention(self, probe: int) -> "Sequence[Measured | None]":
+    async def take_attention(self, probe: int) -> "Sequence[Sequence[Measured]]":
         """The measurements of each worker in a probe (:meth:`engine_ext.core.attention.probes.Probes.take`)."""
-        measured: Sequence[Measured | None] = await self.llm.collective_rpc("chunk_cache_take_attention", args=(probe,))
-        return measured
+        measured = await self.llm.collective_rpc("chunk_cache_take_attention", args=(probe,))
+        return cast("Sequence[Sequence[Measured]]", measured)
 
     def generate(self, form: KVForm, address: Mapping[str, Any] = MappingProxyType({})) -> Outputs:
         """The call over KV of this form; ``address``: where another engine has it."""

@@ -23,6 +23,7 @@ from engine_ext.client.adapters import Adapters
 from engine_ext.client.answer import Answer
 from engine_ext.client.background import BackgroundFills
 from engine_ext.client.call import EngineCall, KVForm, transfer_params, with_transfer_params, without_transfer_params
+from engine_ext.client.defects import blamed
 from engine_ext.client.handed_over import HandedOver, ordinary_outputs
 from engine_ext.client.position_limit import limit_of
 from engine_ext.client.prefetch import Prefetches
@@ -36,6 +37,7 @@ from engine_ext.client.request import (
     ResolvedRequest,
     charged,
     own_namespace,
+    owner,
     plain_salt,
     resolve,
     salted_namespace,
@@ -98,7 +100,15 @@ class ChunkEngine:
     def generate(self, prompt: Any, sampling_params: SamplingParams, request_id: str, **kwargs: Any) -> Outputs:
         """vLLM's ``generate``. A prompt that carries a :class:`ChunkedRequest` runs through the chunk cache."""
         if (progress := PROGRESS.get()) is not None:
-            progress.is_in_engine = True
+            progress.is_servers = True
+        try:
+            return self._generate(prompt, sampling_params, request_id, kwargs)
+        except Exception as error:
+            raise blamed(error) from None
+
+    def _generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, kwargs: dict[str, Any]
+    ) -> Outputs:
         request = prompt.pop(REQUEST_KEY, None) if isinstance(prompt, dict) else None
         _refuse_foreign_params(sampling_params, has_cache=self._has_cache)
         call = EngineCall(self.llm, prompt, sampling_params, request_id, kwargs, self._position_limit)
@@ -291,8 +301,7 @@ class ChunkEngine:
         self.llm.check_admission(n, request_id)
 
     def _refuse_if_full(self) -> None:
-        caller = CALLER.get()
-        if self.cache.is_crowded(caller.namespace if caller is not None else None):
+        if self.cache.is_crowded(owner()):
             message = "too many chunks wait to be computed; try again later"
             raise GracefulHTTPError(message, HTTPStatus.SERVICE_UNAVAILABLE)
 

@@ -12,7 +12,7 @@ from vllm.outputs import RequestOutput
 from cache.errors import FullAttentionError
 from cache.lease import ChunkStatus
 from cache.metrics import ChunkCacheMetrics
-from cache.report import Citation, Decided, Handed, Report, ReportedChunk, explain_segments
+from cache.report import Citation, Decided, Handed, Report, ReportedChunk, Segment, explain_segments
 from cache.segments.index import ChunkKVCache
 from cache.sparse import shares
 from engine_ext.chunks.chunk_cache import FillResult
@@ -20,6 +20,7 @@ from engine_ext.chunks.source import SourceResult
 from engine_ext.client.call import Stages
 from engine_ext.client.recompute import Recomputed
 from engine_ext.client.request import ResolvedRequest, Ticket
+from engine_ext.client.reread import Reread
 from engine_ext.client.segments import FilledSegments
 from engine_ext.client.sparse import Selection
 from engine_ext.client.tracing import TraceSpan
@@ -91,7 +92,7 @@ class Reporter:
         tokens, sparse = report.tokens, options.sparse
         tokens.left_out = layout.num_left_out
         report.budget_share = sparse.budget_share if sparse else 1
-        report.recompute = options.recompute
+        report.recompute, report.reread = options.recompute, options.reread
         if options.explain:
             prompt, whole = self._request.chunked(), self._request.layout(segments.cache.reindexer)
             report.segments, report.opening = explain_segments(prompt, whole), prompt.opening
@@ -123,13 +124,29 @@ class Reporter:
             if entry in self._origins and self._origins[entry].status is ChunkStatus.FILLED
         )
 
+    def reread(self, again: Reread) -> None:
+        """Describes the documents that the prompt has once more, numbered among those that are kept."""
+        kept = [chunk for chunk in self.report.chunks if chunk.kept]
+        for number in again.documents:
+            kept[number].reread = True
+        tokens, segments = self.report.tokens, self.report.segments
+        tokens.reread = sum(map(len, again.token_ids))
+        tokens.prompt += tokens.reread
+        if segments:
+            question = segments.pop()
+            for token_ids in again.token_ids:
+                segments.append(Segment(kind="reread", token_ids=token_ids, position=question.position))
+                question.position += len(token_ids)
+            segments.append(question)
+
     def full(self, why: FullAttentionError) -> None:
         """Describes an answer in full attention instead."""
         report, prompt, options = self.report, self._request.prompt, self._request.options
         report.mode, report.reason = "full", str(why)
         report.placement = report.adapter = report.kv = report.opening = report.text_between = None
-        report.budget_share, report.recompute = 1, 0
-        report.tokens.left_out = 0
+        report.budget_share, report.recompute, report.reread = 1, 0, 0
+        report.tokens.prompt -= report.tokens.reread
+        report.tokens.left_out = report.tokens.reread = 0
         report.chunks = ReportedChunk.all_of(prompt.chunks) if prompt is not None else []
         if prompt is not None and options.explain:
             report.segments = explain_segments(prompt, None)

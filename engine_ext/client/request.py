@@ -63,13 +63,19 @@ IS_PEER: ContextVar[bool] = ContextVar("is_peer", default=False)
 
 
 class Progress:
-    """How far a request has come."""
+    """How far a request has come. ``is_servers``: what fails from now on is the server's fault."""
 
-    is_in_engine = False
+    is_servers = False
 
 
 PROGRESS: ContextVar[Progress | None] = ContextVar("progress", default=None)
 """Of the HTTP request, if its endpoint wants to know."""
+
+
+def owner() -> str | None:
+    """Who takes turns with others for the work of this request; ``None`` is nobody in particular."""
+    caller = CALLER.get()
+    return caller.namespace if caller is not None else None
 
 
 def own_namespace(wanted: str | None) -> str:
@@ -119,6 +125,9 @@ class CacheOptions:
     A share ``recompute`` of the chunks' tokens is computed anew, where the question attends
     (:mod:`engine_ext.client.recompute`); needs the position strategy ``offset``.
 
+    A share ``reread`` of them is written again before the question (:mod:`engine_ext.client.reread`). Of documents
+    that were found in a prompt it is computed anew in place.
+
     ``cite``: the report says which chunks each sentence of the answer rests on (:mod:`engine_ext.client.citations`).
 
     A ``sparse`` request keeps chunks within a budget only (:mod:`engine_ext.client.sparse`).
@@ -131,6 +140,7 @@ class CacheOptions:
     explain: bool = False
     cite: bool = False
     recompute: float = 0.0
+    reread: float = 0.0
     sparse: Sparse | None = None
     decision: Decision | None = None
 
@@ -155,7 +165,7 @@ class Ticket:
     not published); ``contexts`` the text that each is computed behind, which is no part of the prompt (empty: none).
     ``retrieved`` is for the report, and so is ``found``: the documents that the server has found in the prompt's own
     text. Those keep their positions, and if the request ``leaves_scope`` open, it gets the one with more cached tokens.
-    ``cited`` is the answer's text, if the report has citations of it.
+    ``cited`` is the answer's text, if the report has citations of it; they name documents without an id by ``labels``.
     """
 
     options: CacheOptions
@@ -167,6 +177,7 @@ class Ticket:
     retrieved: Found | None = None
     found: tuple[FoundDocument, ...] = ()
     leaves_scope: bool = False
+    labels: tuple[str, ...] = ()
     cited: str | None = None
 
 
@@ -285,6 +296,10 @@ def resolve(
         options = ticket.decide(options, len(prompt.documents), adapter)
         if ticket.found:
             options = replace(options, position_strategy=ticket.options.position_strategy)
+    if ticket.found and options.reread:
+        # Elsewhere in the prompt, documents would lack the text that stands around them.
+        in_place = options.reread if options.position_strategy is PositionStrategy.OFFSET else 0.0
+        options = replace(options, reread=0.0, recompute=max(options.recompute, in_place))
     refusal = request.refusal or _refusal(prompt, options, params, unknown_weights)
     return ResolvedRequest(
         prompt, options, CacheScope(options.namespace, adapter), lora_request, ticket.document_keys, refusal

@@ -37,6 +37,12 @@ class PlacedSegments:
         return self.cache.no_attention is None and self.layout.strategy is PositionStrategy.OFFSET
 
     @property
+    def chooses(self) -> bool:
+        """Whether the attention to the chunks decides what the request computes anew or reads again."""
+        is_reread = self.request.options.reread > 0 and len(self.request.chunked().documents) > 1
+        return is_reread or self.most_chosen_windows > 0
+
+    @property
     def most_chosen_windows(self) -> int:
         """The number of windows that the request may compute anew where its question attends."""
         config, chunks, share = self.cache.config, self.layout.chunks, self.request.options.recompute
@@ -59,7 +65,7 @@ class PlacedSegments:
 
     def fit(self) -> Fit:
         """Room for what is missing; changes nothing. Raises :class:`FullAttentionError` if there can't be enough."""
-        if self.most_chosen_windows:
+        if self.chooses:
             self.cache.check_attention()
         try:
             return self.cache.manager.fit(self.found, self.request.scope.owner, self.most_windows)

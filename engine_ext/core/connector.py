@@ -101,13 +101,13 @@ class ChunkCacheConnector(TransferStatistics, KVConnectorBase_V1, SupportsHMA):
         self._scheduler.block_pool = gpu_block_pool
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        """Empties vLLM's prefix cache after a refused load, whose blocks others may have used; nothing was saved.
+        """Empties vLLM's prefix cache after a refused load, whose blocks others may have used.
 
         Invalid blocks may also be another connector's (vLLM's ``MultiConnector``), which nobody uses before they are
         loaded.
         """
-        if isinstance(refused := connector_output.kv_connector_worker_meta, LoadRefused):
-            self._scheduler.loads_refused(refused.request_ids)
+        if isinstance(connector_output.kv_connector_worker_meta, LoadRefused):
+            self._scheduler.loads_refused()
             self._scheduler.block_pool.evict_blocks(set(range(self._num_blocks)))
 
     # Worker side

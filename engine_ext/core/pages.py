@@ -16,13 +16,16 @@ class WrongPagesError(ValueError):
     """Pages have another tag than expected, or a file another shape than the pool; nothing was moved."""
 
 
-PARTLY_SAVED = -2
-"""Tag of pages that the engine has saved to, and will save more to; never a real tag."""
 _NO_TAG = -1
-"""Likewise, of pages that nobody has saved to, or that are being written."""
+"""Of pages that nobody has saved to, or that are being written; real tags are not negative."""
 _PERCENTILE: Final = 0.999
 _EXTREME: Final = 4
 """A single difference may be so many times the percentile's tolerance."""
+
+
+def partly(tag: int) -> int:
+    """The tag of pages that the engine has saved a part to; ``tag`` follows with the rest."""
+    return _NO_TAG - 1 - tag
 
 
 class PageTags:
@@ -73,9 +76,8 @@ class PageTags:
 
     def difference(self, spans: Iterable[Span], tags: Container[int]) -> str:
         """Say which pages of the spans with these tags have another, as the operator's clue to whose they are now."""
-        names = {_NO_TAG: "no tag", PARTLY_SAVED: "an unfinished fill"}
         return ", ".join(
-            f"page {page} has {names.get(found, f'tag {found}')} instead of tag {span.tag}"
+            f"page {page} has {_name(found)} instead of tag {span.tag}"
             for span in spans
             if span.tag in tags
             for page in span.pages
@@ -89,6 +91,10 @@ class PageTags:
 
     def _has_other(self, pages: Sequence[int], tag: int) -> bool:
         return bool((self._tags[list(pages)] != tag).any())
+
+
+def _name(tag: int) -> str:
+    return f"tag {tag}" if tag > _NO_TAG else "no tag" if tag == _NO_TAG else "an unfinished fill"
 
 
 def tokens_of(pool: Tensor, pages: Sequence[int], num_tokens: int) -> Tensor:

@@ -142,11 +142,13 @@ class SchedulerHalf:
             step.saves += self._saves(request_id, self._tracked[request_id], end)
         return step
 
-    def loads_refused(self, request_ids: Iterable[str]) -> None:
-        """Notes that what these requests have computed was not saved; a load after a preemption may make up for it."""
-        for request_id in request_ids:
-            if tracked := self._tracked.get(request_id):
-                tracked.num_saved, tracked.saved, tracked.is_unsaved = 0, False, tracked.attends
+    def loads_refused(self) -> None:
+        """Notes that what running requests have saved may be wrong, since blocks of a refused load may be shared.
+
+        vLLM fails those that share them, but not while they are preempted. They may save again, right KV this time.
+        """
+        for tracked in self._tracked.values():
+            tracked.num_saved, tracked.saved, tracked.is_unsaved = 0, False, tracked.attends
 
     def finish_request(self, request: "Request") -> dict[str, bool] | None:
         """Stops tracking; tells the app whether the request's saves were carried out, or its KV was lost."""

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -16,7 +16,7 @@ from engine_ext.core.attention.readers import Readers
 from engine_ext.core.attention.requests import AttendingRequests
 from engine_ext.core.layers import AttentionLayer, BlockTable, KVCaches
 from engine_ext.core.moves import MovedTokens, Moves, moved_tokens
-from engine_ext.core.pages import PARTLY_SAVED, PageTags, check_tensors, copy_tokens, fill_pages, largest_difference
+from engine_ext.core.pages import PageTags, check_tensors, copy_tokens, fill_pages, largest_difference, partly
 from engine_ext.core.stats import TransferStats
 from engine_ext.wire.chunk_file import Forms
 from engine_ext.wire.plan import BlockTransfer, LoadRefused, Span, TransferPlan
@@ -70,7 +70,7 @@ class WorkerHalf:
         self._failed: set[str] = set()
         self._refused_requests: set[str] = set()
         """Running requests whose last load was refused: what they compute is wrong."""
-        self._refusals: set[str] = set()
+        self._has_refused = False
         self.refused_tags: set[int] = set()
         self.token_bytes = 0
         """Bytes of one token's KV in all of this worker's layers."""
@@ -241,13 +241,19 @@ class WorkerHalf:
             return
         started, num_tokens = time.perf_counter(), 0
         with self._moving:
+            begun = [
+                replace(span, tag=partly(span.tag)) for transfer, span in saved if transfer.first_token > span.start
+            ]
+            overwritten = self.tags.missing(begun)  # in between, so that they will have no tag
             self.tags.remove(pages)
             for copier, moved in self._moved(transfers):
                 copier.save(moved.slots, moved.rows)
                 num_tokens = max(num_tokens, len(moved.slots))
             self._moves.queued()
             for transfer, span in saved:
-                self.tags.put(span.pages, span.tag if transfer.end_of(span) == span.end else PARTLY_SAVED)
+                if partly(span.tag) not in overwritten:
+                    is_whole = transfer.end_of(span) == span.end
+                    self.tags.put(span.pages, span.tag if is_whole else partly(span.tag))
         self._count("save", started, num_tokens)
 
     def forms(self, num_tokens: int) -> Forms:
@@ -302,9 +308,9 @@ class WorkerHalf:
         return received, failed
 
     def take_refusal(self) -> LoadRefused | None:
-        """Tells once which requests' loads were refused, if any were since the last call."""
-        refused, self._refusals = self._refusals, set()
-        return LoadRefused(frozenset(refused)) if refused else None
+        """Tells once that loads were refused, if any were since the last call."""
+        has_refused, self._has_refused = self._has_refused, False
+        return LoadRefused() if has_refused else None
 
     def end(self, request_ids: Iterable[str]) -> None:
         """Forgets requests that have ended."""
@@ -345,7 +351,7 @@ class WorkerHalf:
         logger.warning("a load is refused: %s", self.tags.difference(spans, tags))
         self._stats.refused()
         self._refused_requests.add(request_id)
-        self._refusals.add(request_id)
+        self._has_refused = True
         self.refused_tags.update(tags)
         self._refused_blocks.update(blocks)
 

@@ -79,10 +79,6 @@ class ChunkCacheWorkerExtension:
         modules: dict[str, Any] = self.vllm_config.compilation_config.static_forward_context
         return modules
 
-    def _attention_reason(self, half: WorkerHalf) -> str | None:
-        """The reason why attention layers can't read more than the requests' blocks, if any."""
-        return attention_reason({name: self._modules[name] for name in half.kv_caches})
-
     def _request_ids(self) -> list[str]:
         """The requests of the step's rows, in order."""
         return list(self.model_runner.input_batch.req_ids)
@@ -111,10 +107,14 @@ class ChunkCacheWorkerExtension:
         """The reason why requests can't share blocks, if any."""
         return _DROPPED if _worker_half().tables else None
 
+    def chunk_cache_attention_reason(self) -> str | None:
+        """The reason why attention layers can't read more, or less, than the requests' blocks, if any."""
+        return attention_reason({name: self._modules[name] for name in _worker_half().kv_caches})
+
     def chunk_cache_prepare_attention(self) -> str | None:
         """Lets requests attend to the pool; returns the reason if they can't. After :meth:`chunk_cache_prepare`."""
         half = _worker_half()
-        if reason := self._attention_reason(half):
+        if reason := self.chunk_cache_attention_reason():
             return reason
         try:
             half.prepare_attention(list(half.kv_caches), self._request_ids)
@@ -139,7 +139,7 @@ class ChunkCacheWorkerExtension:
     def chunk_cache_prepare_decoding(self, budget_tokens: int) -> str | None:
         """Lets generated tokens read blocks of so many tokens; returns the reason if they can't."""
         half = _worker_half()
-        if reason := self._attention_reason(half):
+        if reason := self.chunk_cache_attention_reason():
             return reason
         layers = dict(zip(half.kv_caches, half.copier.layers, strict=True))
         block_tokens = next(iter(layers.values())).key_blocks.shape[1]
@@ -149,7 +149,7 @@ class ChunkCacheWorkerExtension:
         half.readers.register(DecodingSelection(layers, POLICIES["channels"], num_blocks, self._batch))
         return None
 
-    def chunk_cache_take_attention(self, probe: int) -> Measured | None:
+    def chunk_cache_take_attention(self, probe: int) -> list[Measured]:
         """See :meth:`engine_ext.core.attention.probes.Probes.take`."""
         probes = _worker_half().readers.get(Probes)
         assert probes is not None

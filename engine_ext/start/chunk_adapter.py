@@ -20,8 +20,9 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from engine_ext.start.fingerprint import UnknownWeightsError, files_digest, weights_digest
+from engine_ext.start.fingerprint import weights_digest
 from engine_ext.start.support import UnsupportedFlagError
+from engine_ext.start.weights import UnknownWeightsError, files_digest
 
 NOTE: Final = "adapted.json"
 """Tessera's note in the folder: how the adapter was trained, for which ``positions``, and the model's ``weights``."""
@@ -36,7 +37,7 @@ class ChunkAdapter:
     """An adapter for writing, in ``folder``, of which the engine has a ``copy``.
 
     ``digest`` is that of its two files, ``weights`` that of the files of the model that it is for
-    (:func:`engine_ext.start.fingerprint.files_digest`). ``modules`` are the last names of the matrices that it changes.
+    (:func:`engine_ext.start.weights.files_digest`). ``modules`` are the last names of the matrices that it changes.
     """
 
     folder: Path

@@ -3,27 +3,16 @@
 
 import hashlib
 import json
-from pathlib import Path
-from typing import Final
 
-import xxhash
-from huggingface_hub import snapshot_download
 from vllm.config import LoadConfig, ModelConfig, VllmConfig
 from vllm.platforms import current_platform
 
+from engine_ext.start.weights import UnknownWeightsError, files_digest, model_folder
 from engine_ext.wire.vllm_compat import vllm_version
 
-_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".py"})
-_NOT_OF_MODELS: Final = "profile.json"
-"""Suffix of profiles (``tessera calibrate``), which may lie beside a model."""
 _FROM_FILES = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "pt", "npcache", "mistral", "gguf"})
 
-
 _ABOUT_FILES = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
-
-
-class UnknownWeightsError(Exception):
-    """A model's weights can't be identified; the message says why."""
 
 
 def engine_fingerprint(config: VllmConfig, weights: str | None, adapter: str = "") -> str:
@@ -56,36 +45,7 @@ def _drafter(config: VllmConfig) -> list[str | None] | None:
 
 
 def weights_digest(model: ModelConfig, load: LoadConfig) -> str:
-    """:func:`files_digest` of an engine's model; raises :class:`UnknownWeightsError`."""
+    """:func:`~engine_ext.start.weights.files_digest` of an engine's model; raises :class:`UnknownWeightsError`."""
     if str(load.load_format) not in _FROM_FILES:
         raise UnknownWeightsError(f"weights of --load-format {load.load_format} can't be identified")
     return files_digest(model_folder(model.model, model.revision, load.download_dir))
-
-
-def files_digest(folder: Path) -> str:
-    """Digest of the contents of all files of weights, code and configuration.
-
-    Reads all files. JSON in subfolders is ignored: results, or the same model in another format.
-    """
-    digest = xxhash.xxh3_128()
-    paths = [path for path in folder.rglob("*") if path.suffix in _SUFFIXES]
-    paths += [path for path in folder.glob("*.json") if not path.name.endswith(_NOT_OF_MODELS)]
-    for path in sorted(filter(Path.is_file, paths)):
-        with path.open("rb") as file:
-            contents = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
-        digest.update(f"{path.relative_to(folder).as_posix()}\n{contents}\n".encode())
-    return digest.hexdigest()
-
-
-def model_folder(model: str, revision: str | None, download_dir: str | None = None) -> Path:
-    """Folder of a model's files, from a path or a name in the model hub; raises :class:`UnknownWeightsError`.
-
-    ``revision`` and ``download_dir`` are vLLM's flags.
-    """
-    path = Path(model)
-    if path.is_dir():
-        return path
-    try:
-        return Path(snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True))
-    except Exception as error:  # of many types, some of other libraries
-        raise UnknownWeightsError(f"no files of {model} on this machine: {error}") from error

@@ -4,10 +4,24 @@
 import os
 from typing import Any
 
+from vllm.config import ModelConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from cache.positions.layout import PositionStrategy
 from engine_ext.client.position_limit import TRAINED_POSITIONS, trained_positions
 from engine_ext.start.support import DRAFTS_BY_TEXT, UnsupportedFlagError
+
+
+def model_config(engine_args: AsyncEngineArgs, strategy: PositionStrategy | None, window: int | None) -> ModelConfig:
+    """Create vLLM's configuration of the model; window positions may exceed the trained ones.
+
+    Raises :class:`UnsupportedFlagError`, and vLLM's errors for models that can't be loaded.
+    """
+    if strategy is PositionStrategy.WINDOW:
+        extend_positions(engine_args)
+    model = engine_args.create_model_config()
+    check_window(model, window)
+    return model
 
 
 def extend_positions(engine_args: AsyncEngineArgs) -> None:

@@ -33,6 +33,12 @@ from engine_ext.wire.plan import Composition, Span, TransferPlan
 
 TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Of :func:`engine_ext.core.pages.relative_difference`. In transformers' bfloat16, SmolLM2 and Qwen2.5 reach 0.04."""
+ROUNDED_ONCE_MORE: Final = 5
+"""Times the tolerance where 16 bits of a turned key are rounded by one of two ways only.
+
+Random tokens behind keys with large biases attend otherwise then. Qwen2.5-Coder-1.5B in bfloat16 with AVX-512: 0.22,
+unturned 0.03, a segment turned by one position too many 1.2 and more.
+"""
 QUANTIZED_TOLERANCE: Final = 0.5
 """Two roundings to three bits of mantissa, or fewer of small values, with the differences that they cause in later
 layers."""
@@ -82,23 +88,27 @@ class SelfCheck:
     async def run_attention(self) -> None:
         """Checks that attending to segments in the pool equals loading them.
 
-        Compares the KV of a question behind segments of several lengths, turned differently. Raises
-        :class:`SelfCheckError`.
+        Compares the KV of a question behind segments of several lengths: as they are, whose keys both ways read alike,
+        and turned, whose keys only loading rounds. Raises :class:`SelfCheckError`.
         """
         with self._borrowing():
             context = [self._random_token() for _ in range(_SYSTEM + _CHUNK)]
             filled = self._span(0, len(context))
             await self._request(context, "attention-fill", TransferPlan(saves=(filled,)))
-            system = replace(filled, length=_SYSTEM, delta=3)
-            chunk = replace(filled, start=_SYSTEM, length=_CHUNK, delta=0, skipped=_SYSTEM)
-            again = replace(chunk, start=chunk.end, length=_CHUNK - 7, delta=_CHUNK + 11, skipped=_SYSTEM + 7)
-            loads = (system, chunk, again)
+            system = replace(filled, length=_SYSTEM)
+            chunk = replace(filled, start=_SYSTEM, length=_CHUNK, skipped=_SYSTEM)
+            again = replace(chunk, start=chunk.end, length=_CHUNK - 7, skipped=_SYSTEM + 7)
+            turned = (replace(system, delta=3), chunk, replace(again, delta=_CHUNK + 11))
             prompt = [*context, *context[_SYSTEM + 7 :], *(self._random_token() for _ in range(_QUESTION))]
-            copied, attended = (self._span(again.end, _QUESTION) for _ in range(2))
-            await self._request(prompt, "attention-copied", TransferPlan(loads, (copied,)))
-            plan = TransferPlan(loads, (attended,), attends=True)
-            await self._request(prompt, "attention", plan)
-            await self._compare("attention", copied, attended, one_token=False)
+            roundings = ROUNDED_ONCE_MORE if self._is_coarse else 1
+            for name, loads, times in (
+                ("attention", (system, chunk, again), 1),
+                ("turned attention", turned, roundings),
+            ):
+                copied, attended = (self._span(again.end, _QUESTION) for _ in range(2))
+                await self._request(prompt, f"{name}-copied", TransferPlan(loads, (copied,)))
+                await self._request(prompt, name, TransferPlan(loads, (attended,), attends=True))
+                await self._compare(name, copied, attended, one_token=False, times=times)
 
     async def _behind_shared(self, name: str, prompt: Sequence[int], expected: Span) -> None:
         """Compares ``prompt``'s second half, behind a shared first half, with ``expected``.
@@ -175,11 +185,12 @@ class SelfCheck:
         if (output.num_cached_tokens or 0) != plan.num_loaded_tokens:
             raise SelfCheckError(f"{name}: {output.num_cached_tokens} tokens reused, {plan.num_loaded_tokens} planned")
 
-    async def _compare(self, name: str, computed: Span, loaded: Span, *, one_token: bool) -> None:
+    async def _compare(self, name: str, computed: Span, loaded: Span, *, one_token: bool, times: int = 1) -> None:
+        """Raises :class:`SelfCheckError` for a difference of more than ``times`` the dtype's tolerance."""
         arguments = (list(computed.pages), list(loaded.pages), computed.length, one_token)
         worst = max(await self._llm.collective_rpc("chunk_cache_compare", args=arguments))
         dtype = self._llm.model_config.dtype
-        tolerance = QUANTIZED_TOLERANCE if is_quantized(self._llm.vllm_config) else TOLERANCE[dtype]
+        tolerance = times * (QUANTIZED_TOLERANCE if is_quantized(self._llm.vllm_config) else TOLERANCE[dtype])
         if not worst <= tolerance:
             raise SelfCheckError(
                 f"{name}: loaded KV differs from computed KV by {worst:.1e} of a dimension's largest value "

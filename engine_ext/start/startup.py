@@ -31,14 +31,15 @@ from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.position_limit import window_of
 from engine_ext.start.chunk_adapter import ChunkAdapter
 from engine_ext.start.connectors import attach_connector, keeps_prefixes, pass_on_blocks
-from engine_ext.start.fingerprint import UnknownWeightsError, engine_fingerprint, weights_digest
+from engine_ext.start.fingerprint import engine_fingerprint, weights_digest
 from engine_ext.start.memory import make_room
 from engine_ext.start.plugin import extend_backend
-from engine_ext.start.positions import check_window, extend_positions
+from engine_ext.start.positions import model_config
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
 from engine_ext.start.sparse import prepare_decoding, refused, workers_reason
 from engine_ext.start.stages import CHECKING
 from engine_ext.start.support import drops_blocks, in_place_reason, is_quantized, turning_reason, unsupported_reason
+from engine_ext.start.weights import UnknownWeightsError
 from engine_ext.wire.vllm_compat import build_async_engine_client_from_engine_args
 from machine.process_watch import mark_engine
 
@@ -143,10 +144,8 @@ def _attached_connector(
     """
     if options.use == "off":
         return UNKNOWN, SWITCHED_OFF
-    if options.strategy is not None and options.strategy.strategy is PositionStrategy.WINDOW:
-        extend_positions(engine_args)
-    model = engine_args.create_model_config()
-    check_window(model, options.window)
+    asked = options.strategy.strategy if options.strategy is not None else None
+    model = model_config(engine_args, asked, options.window)
     trained_for = adapter.positions if adapter is not None else getattr(model.hf_config, TRAINED_FOR, ())
     strategy = options.strategy or strategy_for(trained_for)
     in_place = options.placement == "in-place"
@@ -192,7 +191,7 @@ class _Pool:
 async def _checked_pool(
     llm: AsyncLLM, options: ChunkCacheOptions, strategy: DefaultStrategy, adapter: ChunkAdapter | None
 ) -> _Pool | str:
-    if reason := turning_reason(llm.vllm_config, strategy):
+    if reason := turning_reason(llm.vllm_config.cache_config.cache_dtype, strategy):
         return reason
     weights = await _weights(llm.vllm_config) if options.shares or options.tiers else None
     config = await prepare_pool(llm, options, weights, adapter.digest if adapter is not None else "")
@@ -295,7 +294,7 @@ async def _reindexer(
     no_attention: str | None,
 ) -> PositionReindexer:
     """Places segments as ``options`` ask, if that passes its self-check; chunks are copied otherwise."""
-    config, check = llm.vllm_config, SelfCheck(llm, pool)
+    config = llm.vllm_config
     window = options.window or window_of(config.model_config)
     copying = PositionReindexer(window=window, is_quantized=is_quantized(config))
     block_tokens: int = config.cache_config.block_size
@@ -303,8 +302,7 @@ async def _reindexer(
         case "copy":
             return copying
         case "in-place":
-            reason = in_place_reason(config) or await workers_reason(llm, "chunk_cache_in_place_reason")
-            reason = reason or await _failure(check.run_in_place(block_tokens))
+            reason = await in_place_refusal(llm, pool)
             if reason is None and strategy.strategy is not PositionStrategy.PARALLEL:
                 logger.warning(
                     "requests copy their chunks unless they ask for parallel positions; the default is %s", strategy.why
@@ -315,6 +313,12 @@ async def _reindexer(
         logger.warning("chunks are copied, not %s: %s", _PLACED[options.placement], reason)
         return copying
     return replace(copying, placement=options.placement, block_tokens=block_tokens)
+
+
+async def in_place_refusal(llm: AsyncLLM, pool: ChunkCacheConfig) -> str | None:
+    """The engine's, a worker's or the self-check's reason against sharing chunks in place, if there is one."""
+    reason = in_place_reason(llm.vllm_config) or await workers_reason(llm, "chunk_cache_in_place_reason")
+    return reason or await _failure(SelfCheck(llm, pool).run_in_place(llm.vllm_config.cache_config.block_size))
 
 
 async def _failure(check: Awaitable[None]) -> str | None:

@@ -14,6 +14,7 @@ from cache.positions.strategy import DefaultStrategy
 from engine_ext.core.ascend import is_ascend, quantizes_kv
 from engine_ext.core.layers import QUANTIZED
 from engine_ext.start.connectors import other_connectors, others_reason, pass_on_blocks
+from kernels.dispatch import fp8_reason
 
 _ALLOCATOR: Final = "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -41,7 +42,7 @@ def check_flags(args: argparse.Namespace) -> None:
 
 def unsupported_reason(engine_args: AsyncEngineArgs, model: ModelConfig, *, in_place: bool = False) -> str | None:
     """The reason why chunks of this model can't be re-positioned exactly, if any."""
-    if reason := _flag_reason(engine_args) or _model_reason(model):
+    if reason := _flag_reason(engine_args, model) or _model_reason(model):
         return reason
     return None if drops_blocks(engine_args, model, in_place=in_place) else _keeping_reason(model)
 
@@ -60,13 +61,29 @@ def is_quantized(config: VllmConfig) -> bool:
     return config.cache_config.cache_dtype in QUANTIZED
 
 
-def turning_reason(config: VllmConfig, strategy: DefaultStrategy) -> str | None:
+def kv_dtype_reason(cache_dtype: str, model: ModelConfig) -> str | None:
+    """The reason why chunks can't be reused where vLLM keeps K and V in this dtype, if any."""
+    if cache_dtype not in ("auto", "float32", "float16", "bfloat16", *QUANTIZED):
+        return "chunks can be reused in fp8_e4m3, not in this type"
+    if cache_dtype not in QUANTIZED:
+        return None
+    checks: list[tuple[Any, str]] = [
+        (is_ascend(), "chunks can't be reused in fp8 on Ascend NPUs, where K and V are tensors of their own"),
+        (model.use_mla, "chunks can't be reused in fp8 with latent attention (MLA)"),
+    ]
+    if reason := _first(checks):
+        return reason
+    capability = current_platform.get_device_capability()
+    return None if capability is None else fp8_reason(capability)
+
+
+def turning_reason(cache_dtype: str, strategy: DefaultStrategy) -> str | None:
     """The reason against turning keys of an fp8 cache to default positions, if any."""
-    if strategy.is_known or strategy.strategy is PositionStrategy.PARALLEL or not is_quantized(config):
+    if strategy.is_known or strategy.strategy is PositionStrategy.PARALLEL or cache_dtype not in QUANTIZED:
         return None
     return (
-        f"the KV cache is in {config.cache_config.cache_dtype}: {strategy.strategy} positions turn keys, which rounds "
-        f"them once more; choose --chunk-position-strategy {strategy.strategy}, or parallel, which turns none"
+        f"the KV cache is in {cache_dtype}: {strategy.strategy} positions turn keys, which rounds them once more; "
+        f"choose --chunk-position-strategy {strategy.strategy}, or parallel, which turns none"
     )
 
 
@@ -106,11 +123,11 @@ def _first(checks: list[tuple[Any, str]]) -> str | None:
     return next((reason for holds, reason in checks if holds), None)
 
 
-def _flag_reason(args: AsyncEngineArgs) -> str | None:
+def _flag_reason(args: AsyncEngineArgs, model: ModelConfig) -> str | None:
     if reason := others_reason(args):
         return reason
-    if args.kv_cache_dtype not in ("auto", "float32", "float16", "bfloat16", *QUANTIZED):
-        return f"--kv-cache-dtype={args.kv_cache_dtype}: chunks can be reused in fp8_e4m3, not in this type"
+    if reason := kv_dtype_reason(args.kv_cache_dtype, model):
+        return f"--kv-cache-dtype={args.kv_cache_dtype}: {reason}"
     if "expandable_segments:True" in os.environ.get(_ALLOCATOR, "") and not args.enable_sleep_mode:
         return (
             f"{_ALLOCATOR} has expandable_segments:True, beside which vLLM starts no KV connector: remove it, or add "

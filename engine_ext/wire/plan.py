@@ -74,10 +74,10 @@ class TransferPlan:
 
     ``loads`` are contiguous from token 0, so their end is the number of tokens the engine needn't compute. With a
     ``composition``, only tokens without a block in the engine are loaded. A request that ``attends`` reads its segments
-    in the pool, and loads none; KV ``elsewhere`` is nobody's to load. Of a request that attends, the attention to its
-    segments may be kept under the number ``probe``, that of each of its own tokens too from ``probed_from`` on; and its
-    own tokens may be ``windows`` of another sequence, one after another, each seeing what precedes it there: ``loads``
-    then have gaps, at the windows.
+    in the pool, and loads none; KV ``elsewhere`` is nobody's to load. Its own tokens may be ``windows`` of another
+    sequence, one after another, each seeing what precedes it there: ``loads`` then have gaps, at the windows, unless
+    all stand at the end. The attention of each window to the segments may be kept under the number ``probe``, that of
+    each token too from the windows' token ``probed_from`` on.
     """
 
     loads: tuple[Span, ...] = ()
@@ -148,6 +148,12 @@ class TransferPlan:
         saves = tuple(replace(_placed(each), start=start, delta=0) for each, start in zip(fresh, starts, strict=False))
         return cls(tuple(_around(lease.segments, fresh)), saves, attends=True, windows=tuple(windows))
 
+    def for_probe(self, probe: int, questions: Sequence[int], probed_from: int | None) -> "TransferPlan":
+        """Measures the attention of ``questions`` of these lengths, each asked right behind the loads."""
+        end = self.num_loaded_tokens
+        windows = tuple(Window(end, length, end) for length in questions)
+        return replace(self, attends=True, probe=probe, probed_from=probed_from, windows=windows)
+
     @classmethod
     def for_fill(cls, job: FillJob, prefix: ChunkKVCache | None) -> "TransferPlan":
         """Saves the job's entries from a request whose prompt is ``job.prompt_ids``; loads ``prefix``, if given."""
@@ -196,14 +202,11 @@ class StepTransfers(KVConnectorMetadata):
 
 @dataclass(frozen=True, slots=True)
 class LoadRefused(KVConnectorWorkerMetadata):
-    """A worker's word that it refused loads of this step, of these requests."""
-
-    request_ids: frozenset[str]
+    """A worker's word that it refused loads of this step."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "LoadRefused":
         """Several workers' word is one."""
-        assert isinstance(other, LoadRefused)
-        return LoadRefused(self.request_ids | other.request_ids)
+        return self
 
 
 def _placed(segment: LeasedSegment, skipped: int = 0, end: int | None = None) -> Span:

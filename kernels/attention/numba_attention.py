@@ -28,6 +28,7 @@ class NumbaAttention(ChunkAttention):
     """Divides the work among as many threads as torch has."""
 
     name = "numba"
+    needs = "float32 or bfloat16 in vLLM's CPU layouts, with heads of a multiple of 16 dimensions"
 
     def __init__(self, layers: Sequence[LayerKV]) -> None:
         self._layers = [_Layer.of(layer) for layer in layers]

@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.rope import AngleTables
@@ -89,6 +91,30 @@ class AttentionPlan:
         object.__setattr__(self, "angles", AngleTables(self.deltas))
 
 
+class Units(NamedTuple):
+    """A plan's work in units, each some keys of a piece for some of its users; int64 tensors on the CPU.
+
+    ``places`` ``[k]``: the keys of all runs, page or block in the bits from :data:`PLACE_BITS` on, token in it below.
+    ``units`` ``[n, 5]``: source, first of its ``places``, their number, first of its ``entries``, their number.
+    ``entries`` ``[e, 3]``: a user's token in the step, index in the plan's ``deltas``, number of the unit's keys that
+    it sees, at least one. ``order`` ``[e]`` has the entries of the plan's token ``i`` from ``bounds[i]`` to
+    ``bounds[i + 1]``.
+
+    There may be too little room for the results of all entries: ``slices`` ``[s + 1, 3]`` has the first unit, entry and
+    token of each slice, computed one after another, and the ends.
+    """
+
+    places: Tensor
+    units: Tensor
+    entries: Tensor
+    order: Tensor
+    bounds: Tensor
+    slices: Tensor
+
+
+PLACE_BITS = 32
+
+
 class ChunkAttention(ABC):
     """Computes the attention of some of a step's tokens, layer by layer."""
 
@@ -124,6 +150,58 @@ def plan_step(rows: Sequence[AttendingRow]) -> AttentionPlan:
         tails.append(_Piece(BLOCKS, tail.runs, [(place, 0, seen + i) for i, place in enumerate(places)]))
     table, runs, users = _flat([*whole.values(), *tails])
     return AttentionPlan(torch.tensor(tokens), table, runs, users, torch.tensor(list(deltas)))
+
+
+def divide(plan: AttentionPlan, most_keys: int, most_users: int, most_entries: int) -> Units:
+    """Divides a plan into units of at most so many keys and users, and slices of about so many entries.
+
+    Keys of a piece with no more users than that are in one unit each.
+    """
+    pieces, (token, turn, seen) = plan.pieces.numpy(), plan.users.numpy().T
+    places, starts = _places(plan.runs.numpy())
+    num_parts = -(-seen // most_keys)
+    bounds = np.cumsum(np.bincount(token + 1, num_parts)).astype(np.int64)
+    slice_of = np.unique(bounds[:-1] // most_entries, return_inverse=True)[1]
+
+    # A piece's users are in the order of their tokens: those in one slice follow one another.
+    piece_of = np.repeat(np.arange(len(pieces)), pieces[:, 4] - pieces[:, 3])
+    tile = _ranks(piece_of, slice_of[token]) // most_users
+    user = np.repeat(np.arange(len(token)), num_parts)
+    part = _ranks(user)
+    order = np.lexsort((part, tile[user], piece_of[user], slice_of[token[user]]))
+    user, part = user[order], part[order]
+    first = np.flatnonzero(_changes(slice_of[token[user]], piece_of[user], tile[user], part))
+
+    sees = np.minimum(seen[user] - part * most_keys, most_keys)
+    entries = np.stack([plan.tokens.numpy()[token[user]], turn[user], sees], 1)
+    source, first_run, *_ = pieces[piece_of[user[first]]].T
+    first_place, num_places = starts[first_run] + part[first] * most_keys, np.maximum.reduceat(sees, first)
+    units = np.stack([source, first_place, num_places, first, np.diff(first, append=len(user))], 1)
+
+    first_token = np.searchsorted(slice_of, np.arange(slice_of[-1] + 2))
+    first_entry = bounds[first_token]
+    slices = np.stack([np.searchsorted(first, first_entry), first_entry, first_token], 1)
+    by_token = np.argsort(token[user], kind="stable")
+    return Units(*map(torch.from_numpy, (places, units, entries, by_token, bounds, slices)))
+
+
+def _places(runs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The places of all runs' tokens, and the number of each run's first one among them."""
+    page, at, length = runs.T
+    starts = np.cumsum(length) - length
+    first = (page << PLACE_BITS) + at - starts
+    return np.repeat(first, length) + np.arange(length.sum()), starts
+
+
+def _changes(*keys: NDArray[np.int64]) -> Any:
+    """Whether an element differs from the one before."""
+    return np.logical_or.reduce([np.diff(key, prepend=-1) != 0 for key in keys])
+
+
+def _ranks(*keys: NDArray[np.int64]) -> Any:
+    """Each element's number among the equal ones that follow one another."""
+    numbers = np.arange(len(keys[0]))
+    return numbers - np.maximum.accumulate(np.where(_changes(*keys), numbers, 0))
 
 
 class _Piece(NamedTuple):

@@ -4,13 +4,12 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from app.models.default_model import DEFAULT_DTYPE
 from app.modes import MEASURING, MODES, in_order, is_mode
 from measuring.kit.arguments import Parser, positive
 from measuring.quality.metrics import REFUSAL, normalize
-from measuring.quality.questions.datasets import Format
 from measuring.quality.questions.plain_english import CHUNKS, MOST_LONG_CHUNKS
 
 PLAIN_QUESTIONS, DEMO_QUESTIONS = 100, 250
@@ -146,7 +145,6 @@ def _add_options(parser: Parser, default: str) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="folder or name of the model to serve")
     questions = "a question file (default: questions in plain English)"
     parser.add_argument("--questions", type=Path, metavar="FILE", help=questions)
-    parser.add_argument("--format", choices=get_args(Format), default="auto", help="its format (default: auto)")
     demo = "the tiny demo model's own questions, and that model unless one is given"
     parser.add_argument("--demo", action="store_true", help=demo)
     long_chunks = "the questions in plain English behind chunks of some 400 tokens, not 60"

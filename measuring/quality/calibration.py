@@ -5,9 +5,10 @@ import argparse
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from app.profile import PROFILE_NAME, DescribedModel, Estimate, Kind, Measured, Profile, ProfileError, described
+from app.profile import DescribedModel, Kind, Measured, Profile, ProfileError, described
+from engine_ext.start.weights import PROFILE_NAME
 from machine.progress import progress, say
 from measuring.kit.arguments import UsageError
 from measuring.kit.client import SetupError
@@ -149,15 +150,11 @@ def _measured(row: Row) -> Measured:
     return Measured(
         mode=row.mode,
         answers=row.answers,
-        accuracy=_estimate(row.accuracy),
-        difference=_estimate(row.difference),
-        logprob_difference=_estimate(row.logprob_difference),
+        accuracy=row.accuracy,
+        difference=row.difference,
+        logprob_difference=row.logprob_difference,
         first_token_ms=None if seconds is None else 1e3 * seconds,
     )
-
-
-def _estimate(found: Any) -> Estimate | None:
-    return None if found is None else Estimate(mean=found.mean, low=found.low, high=found.high)
 
 
 def _tell(profile: Profile) -> None:

@@ -15,6 +15,7 @@ from measuring.kit import folder as run_folder
 from measuring.kit.arguments import UsageError
 from measuring.kit.client import ServerError, SetupError
 from measuring.kit.folder import FolderError
+from measuring.kit.workers import work_through
 from measuring.quality.arguments import DEMO_QUESTIONS, PLAIN_QUESTIONS, Command, name_of, parse
 from measuring.quality.client import AskOptions, ServerInfo, TesseraClient
 from measuring.quality.monitor import Monitor
@@ -23,8 +24,8 @@ from measuring.quality.questions.plain_english import plain_questions
 from measuring.quality.questions.questions import Question, digest
 from measuring.quality.questions.records import QuestionFileError
 from measuring.quality.report import plot, table, to_json
-from measuring.quality.results import LOG, PLOT, SUMMARY, Result, ResultsFolder, RunSettings
-from measuring.quality.run import ask_all, jobs
+from measuring.quality.results import LOG, PLOT, SUMMARY, ResultsFolder, RunSettings
+from measuring.quality.run import Job, ask, jobs
 from measuring.quality.summary import summarize
 
 Report = Callable[[argparse.Namespace, ResultsFolder], int]
@@ -64,7 +65,7 @@ def _questions(args: argparse.Namespace) -> list[Question]:
         return demo_questions(args.limit or DEMO_QUESTIONS, numbers=args.chunks)
     if args.questions is None:
         return plain_questions(args.limit or PLAIN_QUESTIONS, long=args.long_chunks, numbers=args.chunks)
-    return load_questions(args.questions, args.format, args.refusal)[: args.limit]
+    return load_questions(args.questions, args.refusal)[: args.limit]
 
 
 @contextmanager
@@ -152,16 +153,17 @@ def _run(
 async def _ask(
     client: TesseraClient, questions: Sequence[Question], folder: ResultsFolder, monitor: Monitor, *, ahead: bool
 ) -> None:
-    def keep(result: Result) -> None:
+    settings = folder.settings
+    options = AskOptions(settings.served_model, settings.max_tokens, settings.refusal, ahead)
+
+    async def answer(job: Job) -> None:
+        result = await ask(client, *job, options)
         folder.append(result)
         monitor.add(result)
 
-    settings = folder.settings
-    options = AskOptions(settings.served_model, settings.max_tokens, settings.refusal, ahead)
-    pending = jobs(questions, settings.modes, folder.answered())
     monitor.start()
     async with client, shown(monitor):
-        await ask_all(pending, client, options, keep, settings.concurrency)
+        await work_through(jobs(questions, settings.modes, folder.answered()), answer, settings.concurrency)
 
 
 def report(args: argparse.Namespace, folder: ResultsFolder) -> int:

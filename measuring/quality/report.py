@@ -3,7 +3,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
@@ -13,16 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 from app.modes import in_order
+from app.profile import Estimate
 from machine.progress import say
-from measuring.quality.summary import CONFIDENCE, Estimate, Row
+from measuring.kit.tables import new_table, widened
+from measuring.quality.summary import CONFIDENCE, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NO_PLOTS: Final = "matplotlib is not installed: pip install 'tessera-rag[measure]'"
 
-# Wide enough for the widest line where there is no terminal that has a width.
-_WIDTH = 150
+_NAMES = ("chunks", "mode")
 _REASONS_SHOWN = 3
 # Told apart without colours: by line and marker, and by lightness.
 _STYLES = (
@@ -37,9 +37,7 @@ _STYLES = (
 
 def table(rows: Sequence[Row], console: Console | None = None) -> None:
     """Prints accuracy, predictions, speed, and fallbacks; to standard output unless ``console`` is another."""
-    console = console or Console()
-    if not console.is_terminal:
-        console.width = _WIDTH
+    console = widened(console or Console())
     of_all_kinds = [row for row in rows if row.kind == "all"]
     console.print(_accuracy_table(of_all_kinds))
     if any(row.logprob is not None for row in rows):
@@ -55,7 +53,7 @@ def table(rows: Sequence[Row], console: Console | None = None) -> None:
 
 def to_json(rows: Sequence[Row], refusal: str, path: Path) -> None:
     """Writes the rows, with their fields' names."""
-    summary = {"refusal": refusal, "confidence": CONFIDENCE, "rows": [asdict(row) for row in rows]}
+    summary = {"refusal": refusal, "confidence": CONFIDENCE, "rows": [row.model_dump() for row in rows]}
     path.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -83,7 +81,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 def _accuracy_table(rows: Sequence[Row]) -> Table:
     columns = ("answers", f"accuracy ({CONFIDENCE:.0%})", "minus full", "exact", "F1", "refused rightly", "wrongly")
-    result = _new_table(f"Accuracy, %, with {CONFIDENCE:.0%} intervals", columns)
+    result = new_table(f"Accuracy, %, with {CONFIDENCE:.0%} intervals", _NAMES, columns)
     for row in rows:
         shares = (row.exact_match, row.f1, row.right_refusals, row.false_refusals)
         estimates = (_interval(row.accuracy), _interval(row.difference, signed=True))
@@ -93,7 +91,7 @@ def _accuracy_table(rows: Sequence[Row]) -> Table:
 
 def _prediction_table(rows: Sequence[Row]) -> Table:
     columns = ("log probability of it", "minus full", "divergence from full, per token")
-    result = _new_table(f"Predictions of the right answer, nats, with {CONFIDENCE:.0%} intervals", columns)
+    result = new_table(f"Predictions of the right answer, nats, with {CONFIDENCE:.0%} intervals", _NAMES, columns)
     for row in rows:
         result.add_row(*_head(row), *_predictions(row))
     return result
@@ -104,7 +102,7 @@ def _kind_table(rows: Sequence[Row]) -> Table:
         f"Accuracy, %, and predictions of the right answer, nats, by kind of question, with {CONFIDENCE:.0%} intervals"
     )
     columns = ("answers", "accuracy", "minus full", "log probability minus full", "divergence from full")
-    result = _new_table(title, columns, of="kind")
+    result = new_table(title, ("kind", "mode"), columns)
     for row in rows:
         accuracy = (_interval(row.accuracy), _interval(row.difference, signed=True))
         _, *predictions = _predictions(row)
@@ -118,20 +116,11 @@ def _predictions(row: Row) -> tuple[str, str, str]:
 
 def _speed_table(rows: Sequence[Row]) -> Table:
     columns = ("all chunks cached", "chunks to compute", "tokens reused, %", "ran in another mode", "refused")
-    result = _new_table("Time to first token, s, medians", columns)
+    result = new_table("Time to first token, s, medians", _NAMES, columns)
     for row in rows:
         times = (_seconds(row.ttft_cached_s), _seconds(row.ttft_computed_s))
         counts = (str(sum(row.fell_back.values())), str(sum(row.refused.values())))
         result.add_row(*_head(row), *times, _percent(row.reused_share), *counts)
-    return result
-
-
-def _new_table(title: str, columns: Sequence[str], of: str = "chunks") -> Table:
-    result = Table(title=title, title_justify="left")
-    result.add_column(of)
-    result.add_column("mode")
-    for column in columns:
-        result.add_column(column, justify="right")
     return result
 
 

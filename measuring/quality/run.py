@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks every question in every mode, a few at a time."""
+"""Asks questions in modes."""
 
-import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from measuring.kit.client import RefusedError
 from measuring.quality.client import AskOptions, TesseraClient
@@ -25,31 +24,8 @@ def jobs(questions: Iterable[Question], modes: Sequence[str], answered: set[Key]
                 yield question, mode
 
 
-async def ask_all(
-    pending: Iterator[Job],
-    client: TesseraClient,
-    options: AskOptions,
-    keep: Callable[[Result], None],
-    concurrency: int = 1,
-) -> None:
-    """Runs the ``pending`` jobs, ``concurrency`` at a time, with each result to ``keep``.
-
-    A request that the server refuses has a result too. Raises the first other ``ServerError``, and asks no more.
-    """
-
-    async def work() -> None:
-        for question, mode in pending:
-            keep(await _ask(client, question, mode, options))
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(work())
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-
-
-async def _ask(client: TesseraClient, question: Question, mode: str, options: AskOptions) -> Result:
+async def ask(client: TesseraClient, question: Question, mode: str, options: AskOptions) -> Result:
+    """The result, also of a request that the server refuses. Raises other kinds of ``ServerError``."""
     try:
         if options.ahead and mode != "full":
             async for _ in client.ingest(question.system, question.chunks):

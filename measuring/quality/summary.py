@@ -6,35 +6,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from pydantic import BaseModel, ConfigDict
+
 from app.modes import in_order
-from measuring.kit.statistics import mean_interval
+from app.profile import Estimate
+from measuring.kit.statistics import interval
 from measuring.quality.divergence import kl_divergence
 from measuring.quality.metrics import Scores, score
 from measuring.quality.results import Result
 
 CONFIDENCE = 0.95
+"""Of each estimate's bootstrap interval."""
 
 # With more different numbers of chunks than this, they are put together by powers of two.
 _MAX_BINS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean, and its bootstrap interval of :data:`CONFIDENCE`."""
-
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(BaseModel):
     """One mode, on questions with one number of chunks, or of one kind.
 
     Shares are from 0 to 1; ``None``: nothing to take it from.
     Only answers that ran in the mode asked for count. ``fell_back`` counts the others by the server's reason, and
     ``refused`` the requests that it didn't answer, by its message.
     """
+
+    model_config = ConfigDict(frozen=True)
 
     mode: str
     chunks: str
@@ -158,7 +154,8 @@ def _row(mode: str, chunks: str, kind: str, asked: Sequence[_Scored], full: Mapp
 def _estimate(values: Sequence[float]) -> Estimate | None:
     if not values:
         return None
-    return Estimate(fmean(values), *mean_interval(values, CONFIDENCE))
+    low, high = interval(values, CONFIDENCE)
+    return Estimate(mean=fmean(values), low=low, high=high)
 
 
 def _difference(pairs: Iterable[tuple[float | None, float | None]]) -> Estimate | None:

@@ -31,7 +31,7 @@ Any other flag is one of vllm serve, for both servers; unless given:
   {" ".join(DEFAULT_FLAGS)}
 
 OUTPUT gets run.json (what is measured, and whether it was complete), samples.jsonl (each sample, as it comes),
-summary.json, report.html, and the servers' logs.
+summary.json, and the servers' logs.
 
 examples:
   tessera bench

@@ -92,8 +92,7 @@ def _run(workloads: Sequence[Workload], folder: RunFolder, limit_s: float) -> in
         status = 130
         folder.mark(stopped_by="an interruption")
     if folder.num_samples and is_reported:
-        report.write(folder.path, claims)
-        report.table(Console(), folder.path, claims)
+        report(Console(), folder.path, claims)
     say(_last_words(folder))
     return status
 

@@ -12,7 +12,7 @@ from measuring.kit.folder import RUN, FolderError, RecordFile
 from measuring.speed.samples import Sample
 
 SAMPLES = "samples.jsonl"
-_DERIVED = ("summary.json", "report.html", "trace.jsonl")
+_DERIVED = ("summary.json", "trace.jsonl")
 
 
 class WorkloadRun(BaseModel):

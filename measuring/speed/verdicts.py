@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdicts on claims."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final, Literal
 
 import numpy as np
 
-from measuring.kit.statistics import Floats, interval, median, resampled
-from measuring.speed.samples import Claim, Growth, Ratio, Sample, System, Value
+from measuring.kit.statistics import interval
+from measuring.speed.samples import Claim, Growth, Ratio, Sample, System
 
 CONFIDENCE: Final = 0.99
 """Confidence of each interval. It is looked at after each round, and each look may err: with 95 %,
@@ -21,12 +22,11 @@ Outcome = Literal["holds", "does not hold", "undecided"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The claim's value, its confidence interval, and the number ``n`` of rounds.
+    """A claim's value, its confidence interval, and the number ``n`` of rounds.
 
     ``outcome`` tells whether the whole interval is within the claim's bounds, or outside them; ``None`` if it has none.
     """
 
-    claim: Claim
     value: float
     low: float
     high: float
@@ -34,61 +34,37 @@ class Verdict:
     outcome: Outcome | None
 
     @property
-    def holds(self) -> bool | None:
-        """The outcome; ``None`` if there is none, or if it is undecided."""
-        return {"holds": True, "does not hold": False}.get(self.outcome or "")
-
-    @property
     def is_decided(self) -> bool:
         """Whether more rounds would change nothing."""
         return self.outcome != "undecided" and self.n >= LEAST_ROUNDS
 
 
-def by_round(samples: Iterable[Sample], workload: str, point: str, system: System, value: Value) -> dict[int, float]:
-    """The value in each round that has it."""
-    return {
-        sample.round: sample.values[value]
-        for sample in samples
-        if (sample.workload, sample.point, sample.system) == (workload, point, system) and value in sample.values
-    }
-
-
 def evaluate(claim: Claim, samples: Sequence[Sample]) -> Verdict | None:
     """The verdict on a claim; ``None`` if the samples lack what the claim is about."""
-    estimate = _estimate(claim, samples)
-    if estimate is None:
+    values = _values(claim, samples)
+    if not values:
         return None
-    value, statistics, n = estimate
-    low, high = interval(statistics, CONFIDENCE)
-    return Verdict(claim, value, low, high, n, _outcome(claim, low, high, n))
+    low, high = interval(values, CONFIDENCE, np.median)
+    return Verdict(median(values), low, high, len(values), _outcome(claim, low, high, len(values)))
 
 
-_Estimate = tuple[float, Floats, int]
-"""The value, the value of each resample, and the number of rounds."""
+def _values(claim: Claim, samples: Sequence[Sample]) -> list[float]:
+    """The claim's ratio in each round that has both sides, which noise of the machine hits alike."""
 
+    def by_round(point: str, system: System) -> dict[int, float]:
+        return {
+            sample.round: sample.values[claim.value]
+            for sample in samples
+            if (sample.workload, sample.point, sample.system) == (claim.workload, point, system)
+            and claim.value in sample.values
+        }
 
-def _estimate(claim: Claim, samples: Sequence[Sample]) -> _Estimate | None:
     match claim:
         case Ratio():
-            return _median(_ratios(claim, samples))
+            over, under = by_round(claim.point, claim.over), by_round(claim.point, claim.under)
         case Growth():
-            first, last = (
-                by_round(samples, claim.workload, point, claim.system, claim.value)
-                for point in (claim.first, claim.last)
-            )
-            return _median([last[number] / first[number] for number in first if number in last])
-
-
-def _ratios(ratio: Ratio, samples: Sequence[Sample]) -> list[float]:
-    """Ratio in each round with both sides, which noise of the machine hits alike."""
-    over, under = (
-        by_round(samples, ratio.workload, ratio.point, system, ratio.value) for system in (ratio.over, ratio.under)
-    )
+            over, under = by_round(claim.last, claim.system), by_round(claim.first, claim.system)
     return [over[number] / under[number] for number in over if number in under]
-
-
-def _median(values: Sequence[float]) -> _Estimate | None:
-    return (median(values), resampled(values, np.median), len(values)) if values else None
 
 
 def _outcome(claim: Claim, low: float, high: float, n: int) -> Outcome | None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor
 from kernels.layout import PagedTensor
 from kernels.paged import LayerKV, make_pool
 from kernels.reference import frequencies
-from measuring.kit.statistics import median
 from research.device.cases import dtype_name
 from research.device.context import Context
 from research.device.devices import Device, Event

@@ -3,16 +3,12 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pypdf import PdfWriter
-from pypdf.generic import (
-    ArrayObject,
-    DecodedStreamObject,
-    DictionaryObject,
-    NameObject,
-    NumberObject,
-    TextStringObject,
-)
+from pypdf.generic import DecodedStreamObject, NameObject, read_object
+
+_FONTS = "<< /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >>"
 
 
 def make_pdf(
@@ -27,37 +23,26 @@ def make_pdf(
     for lines in pages:
         page = writer.add_blank_page(600, 800)
         page.rotate(rotate)
-        font = DictionaryObject(
-            {
-                NameObject("/Type"): NameObject("/Font"),
-                NameObject("/Subtype"): NameObject("/Type1"),
-                NameObject("/BaseFont"): NameObject("/Helvetica"),
-            }
-        )
-        fonts = DictionaryObject({NameObject("/F1"): font})
-        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
         stream = DecodedStreamObject()
-        shown = " ".join(f"({line}) Tj 0 -14 Td" for line in lines)
-        stream.set_data(f"BT /F1 12 Tf 50 750 Td {shown} ET".encode())
+        stream.set_data(f"BT /F1 12 Tf 50 750 Td {' '.join(f'({line}) Tj 0 -14 Td' for line in lines)} ET".encode())
+        page[NameObject("/Resources")] = _parsed(_FONTS)
         page[NameObject("/Contents")] = writer._add_object(stream)
-    widgets = (
-        [{"/FT": NameObject("/Tx"), "/T": TextStringObject("name"), "/V": TextStringObject(field)}] if field else []
-    )
+    widgets = [f"/FT /Tx /T (name) /V ({field})"] if field else []
     for name, is_checked in (boxes or {}).items():
-        state = NameObject("/Yes" if is_checked else "/Off")
-        widgets.append({"/FT": NameObject("/Btn"), "/T": TextStringObject(name), "/V": state, "/AS": state})
+        state = "/Yes" if is_checked else "/Off"
+        widgets.append(f"/FT /Btn /T ({name}) /V {state} /AS {state}")
     if widgets:
-        about = {"/Type": "/Annot", "/Subtype": "/Widget"}
-        place = ArrayObject(map(NumberObject, (50, 700, 300, 720)))
-        common = {**{NameObject(key): NameObject(value) for key, value in about.items()}, NameObject("/Rect"): place}
-        placed = ArrayObject(
-            writer._add_object(DictionaryObject({**common, **{NameObject(key): each[key] for key in each}}))
-            for each in widgets
-        )
-        page[NameObject("/Annots")] = placed
-        writer.root_object[NameObject("/AcroForm")] = DictionaryObject({NameObject("/Fields"): placed})
+        form = "/Type /Annot /Subtype /Widget /Rect [50 700 300 720]"
+        placed = [writer._add_object(_parsed(f"<< {form} {widget} >>")).idnum for widget in widgets]
+        listed = f"[{' '.join(f'{number} 0 R' for number in placed)}]"
+        page[NameObject("/Annots")] = _parsed(listed, writer)
+        writer.root_object[NameObject("/AcroForm")] = _parsed(f"<< /Fields {listed} >>", writer)
     if password is not None:
         writer.encrypt(password, "owner", algorithm="RC4-128")
     file = io.BytesIO()
     writer.write(file)
     return file.getvalue()
+
+
+def _parsed(text: str, writer: Any = None) -> Any:
+    return read_object(io.BytesIO(text.encode()), writer)

@@ -10,35 +10,32 @@ from contextlib import suppress
 import pydantic
 import pytest
 
+pytest.importorskip("vllm")
+
 from app import arguments, cli
 from app.commands import serve as serve_command
+from app.settings import Settings
+from engine_ext.start.startup import RequiredCacheError
+from engine_ext.start.support import UnsupportedFlagError
 
 
 def test_serve_has_vllms_flags_and_ours():
     args = arguments.parse(["model", "--chunk-cache-memory", "1GiB", "--log-level", "INFO", "--max-model-len", "100"])
     assert (args.chunk_cache_memory, args.log_level, args.max_model_len) == ("1GiB", "INFO", 100)
-
-
-def test_usage_tells_cached_tokens_unless_told_otherwise():
-    assert arguments.parse(["model"]).enable_prompt_tokens_details
+    assert args.enable_prompt_tokens_details  # usage tells cached tokens unless told otherwise
     assert not arguments.parse(["model", "--no-enable-prompt-tokens-details"]).enable_prompt_tokens_details
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
+COMMANDS = [*sorted(cli._COMMANDS.keys() - {"serve"}), "cache ls", "cache gc"]
+"""Without ``serve``, which changes the process's logging first."""
+
+
+@pytest.mark.parametrize("arguments", ["", "-h", "help", "--help", *(f"{command} --help" for command in COMMANDS)])
 def test_help_is_on_standard_output(arguments, capsys):
-    assert cli.main(arguments) == 0
-    captured = capsys.readouterr()
-    assert captured.out.startswith("usage: tessera serve [MODEL]")
-    assert captured.err == ""
-
-
-@pytest.mark.parametrize("command", [*sorted(cli._COMMANDS.keys() - {"serve"}), "cache ls", "cache gc"])
-def test_each_command_has_help(command, capsys):
-    """Without ``serve``, which changes the process's logging first."""
     with suppress(SystemExit):  # argparse's own
-        assert cli.main([*command.split(), "--help"]) == 0
+        assert cli.main(arguments.split()) == 0
     captured = capsys.readouterr()
-    assert captured.out.startswith("usage: ")
+    assert captured.out.startswith("usage: tessera ")
     assert captured.err == ""
 
 
@@ -53,7 +50,6 @@ def test_an_unknown_command_is_a_usage_error(command, capsys):
 @pytest.fixture
 def serve(monkeypatch):
     """Runs ``tessera serve`` with the server's ``run`` replaced; returns the exit code."""
-    server = pytest.importorskip("app.server")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
 
     def serve(error: BaseException | None = None, *, code: int = 0, **settings) -> int:
@@ -62,7 +58,7 @@ def serve(monkeypatch):
                 raise error
             return code
 
-        monkeypatch.setattr(server, "run", run)
+        monkeypatch.setattr("app.server.run", run)
         args = argparse.Namespace(model_tag="some/model", port=8000, **settings)
         monkeypatch.setattr(serve_command, "parse", lambda _: args)
         return cli.main(["serve"])
@@ -70,13 +66,23 @@ def serve(monkeypatch):
     return serve
 
 
-def test_serving_until_the_end_is_a_success(serve, capsys):
-    assert serve() == 0
+@pytest.mark.parametrize("code", [0, 1], ids=["until the end", "until the engine died"])
+def test_the_servers_exit_code_is_the_commands(serve, capsys, code):
+    assert serve(code=code) == code
     assert capsys.readouterr().err == ""
 
 
-def test_a_server_whose_engine_has_died_is_a_failure(serve):
-    assert serve(code=1) == 1
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (UnsupportedFlagError("--x can't be used"), 2, "--x can't be used"),
+        (OSError(errno.EADDRINUSE, "Address already in use"), 2, "port 8000 is in use; choose another with --port"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_ends_the_start_is_one_line(serve, capsys, error, code, words):
+    assert serve(error) == code
+    assert capsys.readouterr().err == f"tessera: {words}\n"
 
 
 def test_a_bad_setting_names_its_flag(serve, capsys):
@@ -85,41 +91,25 @@ def test_a_bad_setting_names_its_flag(serve, capsys):
     assert err == "tessera: --chunk-max-tokens: Input should be greater than or equal to 1 (got '0')\n"
 
 
-def test_an_unknown_variable_is_named(serve, capsys, monkeypatch):
+def test_an_unknown_variable_is_named_and_the_known_are_listed(serve, capsys, monkeypatch):
     monkeypatch.setenv("TESSERA_CHUNK_CASH", "1")
+    monkeypatch.setenv("TESSERAE", "not ours")
     assert serve() == 2
-    assert capsys.readouterr().err.startswith("tessera: unknown TESSERA_CHUNK_CASH; there are ")
-
-
-def test_an_unsupported_flag_is_a_usage_error(serve, capsys):
-    from engine_ext.start.support import UnsupportedFlagError
-
-    assert serve(UnsupportedFlagError("--x can't be used")) == 2
-    assert capsys.readouterr().err == "tessera: --x can't be used\n"
+    said = capsys.readouterr().err
+    assert said.startswith("tessera: unknown TESSERA_CHUNK_CASH; there are ")
+    assert all(f"TESSERA_{name.upper()}" in said for name in Settings.model_fields)
 
 
 def test_a_start_without_the_required_cache_is_one_line(serve, capsys):
-    from engine_ext.start.startup import RequiredCacheError
-
     assert serve(RequiredCacheError("layer 3 uses ALiBi")) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tessera: not started (--chunk-cache require). CHUNK CACHE OFF: no chunk is reused, ")
     assert "Reason: layer 3 uses ALiBi. What helps: no flag changes that: take another model" in line
 
 
-def test_a_port_in_use_is_named(serve, capsys):
-    assert serve(OSError(errno.EADDRINUSE, "Address already in use")) == 2
-    assert capsys.readouterr().err == "tessera: port 8000 is in use; choose another with --port\n"
-
-
 def test_other_errors_of_the_system_are_not_hidden(serve):
     with pytest.raises(OSError, match="full"):
         serve(OSError(errno.ENOSPC, "full"))
-
-
-def test_an_interruption_has_the_shells_exit_code(serve, capsys):
-    assert serve(KeyboardInterrupt()) == 130
-    assert capsys.readouterr().err == "tessera: interrupted\n"
 
 
 def test_a_failed_start_says_why_and_where_vllms_log_is(serve, capsys, monkeypatch, tmp_path):
@@ -140,15 +130,28 @@ def test_a_file_that_can_not_be_written_is_no_reason_not_to_start(serve, capsys,
     assert os.environ.pop("VLLM_LOGGING_LEVEL") == "WARNING"
 
 
-def test_without_an_engine_the_message_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
-
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ModuleNotFoundError("No module named 'vllm'", name="vllm"), "needs vllm"),
+        (
+            ModuleNotFoundError("No module named 'vllm.a'", name="vllm.a"),
+            "can't use vllm 9.9 (No module named 'vllm.a')",
+        ),
+        (ImportError("cannot import name 'x'", name="vllm.y"), "can't use vllm 9.9 (cannot import name 'x')"),
+        (ImportError("libnuma.so.1: none", name="torch._C"), "can't use torch 9.9 (libnuma.so.1: none)"),
+    ],
+)
+def test_without_the_engine_that_it_needs_a_start_says_what_is_missing(error, message, capsys, monkeypatch):
     def parse(_):
-        raise ImportError("No module named 'vllm'")
+        raise error
 
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
     monkeypatch.setattr(serve_command, "parse", parse)
+    monkeypatch.setattr(cli, "version_of", lambda module: "9.9")
     assert cli.main(["serve"]) == 2
-    assert "No module named 'vllm': install an engine with pip install 'tessera-rag[cpu]'" in capsys.readouterr().err
+    requirement = "pip install 'tessera-rag[cpu]' (or [cuda], [ascend])"
+    assert capsys.readouterr().err == f"tessera: tessera serve {message}: {requirement}\n"
 
 
 def test_a_refused_engine_option_is_said_as_vllm_says_it(serve, capsys):
@@ -175,14 +178,9 @@ def test_a_command_whose_extra_is_not_installed_names_it(module, extra, capsys, 
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "training.adapt.student", raising=False)
     (tmp_path / "manuals").mkdir()
-    flags = (
-        "--documents",
-        str(tmp_path / "manuals"),
-        "--output",
-        str(tmp_path / "out"),
-        "--work",
-        str(tmp_path / "work"),
-    )
+    flags = [
+        f"--{name}={tmp_path / file}" for name, file in {"documents": "manuals", "output": "o", "work": "w"}.items()
+    ]
     assert cli.main(["adapt", "some/model", *flags]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == f"tessera: tessera adapt needs {module}: pip install {extra}"

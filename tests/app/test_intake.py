@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
@@ -17,14 +18,16 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from app.documents.rag_request import PlanRequest
+from app.errors import answer_errors
 from app.intake import CheckedFieldsMiddleware, DocumentsMiddleware, take_found
 from app.prompt.known import KnownPassages
 from app.prompt.marks import MarkedPrompt
 from app.settings import Settings
-from cache.positions.layout import PositionStrategy
+from cache.positions.layout import PositionStrategy, unpack
 from engine_ext.client.request import PROGRESS, CacheOptions
 from tests.app.bodies import bodies
 from tests.app.helpers import make_report
+from tests.serving import client_of
 from tests.support.context import make_context
 
 CHAT = "/v1/chat/completions"
@@ -73,7 +76,7 @@ class Server:
 
     async def post(self, path: str, body) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://server") as client:
+        async with client_of(self.app) as client:
             return await client.post(path, content=content, headers={"content-type": "application/json"})
 
 
@@ -81,19 +84,18 @@ class Server:
 @pytest.mark.parametrize(
     "body",
     [
-        b'{ "messages": [{"role":"user","content":"why?"}],  "input":"x", "prompt": "x" }',
+        b'{ "messages": [{"role":"user","content":"why?"}],  "input":"x", "prompt": "x", "stream": true }',
         b'{"messages": [{"role": "user", "content": "about \\"documents\\" and \\"cache\\""}]}',
-        b'{"documents": null, "cache": null}',
-        b'{"documents": [',
+        b'{"cache": null}',
+        b'{"documents": ' + b"[" * 100_000,
         b'["documents"]',
         b'\xff"documents"',
         b"",
     ],
+    ids=["others' fields", "others' words", "null", "nested too deeply", "no object", "no text", "empty"],
 )
 async def test_bodies_without_anything_of_ours_pass_byte_for_byte(path, body):
     server = Server(chunk_separator=" # # ")
-    if path == "/v1/completions":
-        body = body.replace(b'"documents": null, ', b"")  # there, the field is an error
     response = await server.post(path, body)
     assert response.json() == {"path": path}
     assert server.bodies == [body]
@@ -117,97 +119,65 @@ async def test_documents_are_looked_for_in_threads():
     assert threading.current_thread() not in threads
 
 
-async def test_other_endpoints_and_methods_pass_untouched():
-    server = Server()
+async def test_other_endpoints_methods_and_protocols_pass_untouched():
+    server, seen = Server(), []
     body = json.dumps(DOCUMENTS).encode()
     await server.post("/v1/embeddings", body)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(server.app), base_url="http://server") as client:
+    async with client_of(server.app) as client:
         await client.request("GET", CHAT, content=body)
     assert server.bodies == [body, body]
 
+    async def endpoint(scope, receive, send):
+        seen.append(scope["type"])
+
+    for kind in ("websocket", "lifespan"):
+        await DocumentsMiddleware(endpoint, make_context())({"type": kind, "path": CHAT}, None, None)
+    assert seen == ["websocket", "lifespan"]
+
 
 async def test_documents_reach_the_endpoint_as_marked_text():
-    server = Server()
+    server = Server(chunk_position_strategy="parallel")
     response = await server.post(CHAT, DOCUMENTS | {"temperature": 0, "cache": {"namespace": "n", "explain": True}})
     assert response.json() == {"answer": 42}
     (prompt,) = server.prompts
     assert (prompt.system, prompt.chunks, prompt.question) == ("", ("one\n\n", "two\n\n"), "why?")
     assert prompt.ticket.chunk_ids == ("d1", None)
-    assert prompt.ticket.options == CacheOptions("auto", PositionStrategy.OFFSET, namespace="n", explain=True)
+    assert prompt.ticket.options == CacheOptions("auto", PositionStrategy.PARALLEL, namespace="n", explain=True)
     body = json.loads(server.bodies[0])
     assert body.keys() == {"model", "messages", "temperature"}
     assert server.headers[0]["content-length"] == str(len(server.bodies[0]))
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "system"),
-    [
-        (CHAT, {"messages": [{"role": "user", "content": "one # # why?"}]}, ""),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "one # # why?"}]}, ""),
-        ("/v1/responses", {"input": "one # # why?"}, ""),
-        ("/v1/completions", {"prompt": "sys # # one # # why?"}, "sys"),
-    ],
-)
-async def test_the_servers_separator_and_strategy_apply_on_every_endpoint(path, body, system):
-    server = Server(chunk_separator=" # # ", chunk_position_strategy="offset")
-    await server.post(path, body)
-    (prompt,) = server.prompts
-    assert (prompt.system, prompt.chunks, prompt.question) == (system, ("one\n\n",), "why?")
-    assert prompt.ticket.options.position_strategy is PositionStrategy.OFFSET
-
-
-async def test_marks_expire_with_their_request():
-    server = Server()
-    await server.post(CHAT, DOCUMENTS)
-    sent = json.loads(server.bodies[0])["messages"][0]["content"]
-    assert not server.marks.are_in(sent)
-
-
-@pytest.mark.parametrize("separator", ["§", "\n--\n", '"|"', "/"])
-@pytest.mark.parametrize("ascii_only", [True, False])
-async def test_a_separator_is_found_however_python_spells_it(separator, ascii_only):
-    server = Server(chunk_separator=separator)
-    body = {"messages": [{"role": "user", "content": f"one{separator}why?"}]}
-    await server.post(CHAT, json.dumps(body, ensure_ascii=ascii_only).encode())
-    assert [prompt.chunks for prompt in server.prompts] == [("one\n\n",)]
+    assert not server.marks.are_in(body["messages"][0]["content"])  # they expire with their request
 
 
 @pytest.mark.parametrize(
     ("separator", "spelled"),
     [
-        ("<|chunk|>", r"\u003c|chunk|\u003e"),  # Go's encoding/json escapes <, > and &
+        ("§", "§"),
+        ("§", r"\u00a7"),
         ("é", r"\u00E9"),  # .NET's and Java's escapes are upper case
+        ("\n--\n", r"\n--\n"),
+        ('"|"', r"\"|\""),
+        ("<|chunk|>", r"\u003c|chunk|\u003e"),  # Go's encoding/json escapes <, > and &
+        ("/", "/"),
         ("/", r"\/"),  # PHP's json_encode
     ],
 )
-async def test_a_separator_is_found_however_other_languages_spell_it(separator, spelled):
+async def test_a_separator_is_found_however_a_language_spells_it(separator, spelled):
     server = Server(chunk_separator=separator)
-    body = f'{{"messages": [{{"role": "user", "content": "one{spelled}why?"}}]}}'
-    assert json.loads(body)["messages"][0]["content"] == f"one{separator}why?"
-    await server.post(CHAT, body.encode())
+    await server.post(CHAT, f'{{"messages": [{{"role": "user", "content": "one{spelled}why?"}}]}}'.encode())
     assert [prompt.chunks for prompt in server.prompts] == [("one\n\n",)]
 
 
 @pytest.mark.parametrize(
     ("path", "body", "parameter", "message"),
     [
-        (CHAT, {"documents": 5}, "documents", "documents must be a list, not int"),
         (CHAT, {"documents": ["one", ""]}, "documents.1", "a document's text is empty"),
-        (
-            CHAT,
-            {"documents": [], "cache": {"mode": "x"}},
-            "cache.mode",
-            "Input should be 'auto', 'chunked' or 'full'",
-        ),
+        (CHAT, {"documents": ["\ud800"]}, "documents.0", "a document's text is not Unicode text"),
+        (CHAT, {"documents": [{"title": "\udfff", "text": "one"}]}, "documents.0.text", "a document's title is not"),
+        (CHAT, {"cache": {"mode": "x"}}, "cache.mode", "Input should be 'auto', 'chunked' or 'full'"),
         (CHAT, {"cache": {"modus": 1}}, "cache.modus", "Extra inputs are not permitted"),
         (CHAT, {"cache": 5}, "cache", "Input should be a valid dictionary or instance of CacheField"),
         (CHAT, {"documents": [], "echo": True}, "echo", "echo can't be combined with documents"),
-        (
-            CHAT,
-            {"documents": [], "use_beam_search": True},
-            "use_beam_search",
-            "use_beam_search can't be combined",
-        ),
         ("/v1/responses", {"input": "x", "documents": [], "store": True}, "store", "store can't be combined"),
         ("/v1/completions", {"prompt": "x", "documents": []}, "documents", "documents need a chat endpoint"),
     ],
@@ -223,25 +193,17 @@ async def test_errors_have_openais_shape(path, body, parameter, message):
     assert server.bodies == []
 
 
+async def test_half_of_a_surrogate_pair_is_refused_in_names_too():
+    response = await Server().post(CHAT, {"messages": [USER], "cache": {"\ud800": 1}})
+    assert response.status_code == 400
+
+
 async def test_a_streams_last_event_has_the_report():
     server = Server()
     response = await server.post(CHAT, DOCUMENTS | {"stream": True})
     first, last, done, rest = response.text.split("\n\n")
     assert [f"{first}\n\n", f"{done}\n\n"] == [server.events[0], server.events[2]]
     assert rest == ""
-    expected = {**LAST, "kv_transfer_params": {"cache": make_report().to_dict()}}
-    assert json.loads(last.removeprefix("data: ")) == expected
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 50])
-async def test_a_stream_may_be_cut_anywhere(length):
-    server = Server()
-    text = 'data: {"id": "東京"}'
-    whole = f"{text}\r\n\r\ndata: {json.dumps(LAST)}\r\n\r\ndata: [DONE]\r\n\r\n".encode()
-    server.events = [whole[i : i + length] for i in range(0, len(whole), length)]
-    response = await server.post(CHAT, DOCUMENTS | {"stream": True})
-    first, last, done = [line for line in response.text.splitlines() if line]
-    assert (first, done) == (text, "data: [DONE]")
     expected = {**LAST, "kv_transfer_params": {"cache": make_report().to_dict()}}
     assert json.loads(last.removeprefix("data: ")) == expected
 
@@ -256,13 +218,6 @@ async def test_what_is_no_readable_stream_passes_as_it_is(headers):
     assert b"".join(message["body"] for message in sent) == b"".join(server.events)
 
 
-async def test_a_stream_without_documents_passes_as_it_is():
-    server = Server()
-    response = await server.post(CHAT, {"messages": [USER], "stream": True})
-    assert response.json() == {"path": CHAT}
-    assert server.prompts == []
-
-
 async def call(server: Server, *messages: dict) -> list[dict]:
     """Response to a client that sends ``messages``."""
     sent, pending = [], list(messages)
@@ -273,14 +228,7 @@ async def call(server: Server, *messages: dict) -> list[dict]:
     async def send(message):
         sent.append(message)
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": CHAT,
-        "headers": [],
-        "query_string": b"",
-        "http_version": "1.1",
-    }
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b"", "http_version": "1.1"}
     await server.app(scope, receive, send)
     assert not pending
     return sent
@@ -303,41 +251,15 @@ async def test_a_body_in_parts_is_read_whole():
 
 
 async def test_the_endpoint_learns_of_a_disconnect_after_the_body():
-    heard = []
+    server, heard = Server(), []
 
     async def endpoint(scope, receive, send):
         heard.extend([await receive(), await receive()])
 
-    pending = [{"type": "http.request", "body": b'{"cache": null}'}, {"type": "http.disconnect"}]
-
-    async def receive():
-        return pending.pop(0)
-
-    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
-    await DocumentsMiddleware(endpoint, make_context())(scope, receive, None)
-    assert heard == [
-        {"type": "http.request", "body": b'{"cache": null}', "more_body": False},
-        {"type": "http.disconnect"},
-    ]
-
-
-async def test_websockets_and_lifespan_pass():
-    seen = []
-
-    async def endpoint(scope, receive, send):
-        seen.append(scope["type"])
-
-    for kind in ("websocket", "lifespan"):
-        await DocumentsMiddleware(endpoint, make_context())({"type": kind, "path": CHAT}, None, None)
-    assert seen == ["websocket", "lifespan"]
-
-
-async def test_json_nested_too_deeply_is_left_to_vllm():
-    server = Server()
-    body = b'{"documents": ' + b"[" * 100_000
-    response = await server.post(CHAT, body)
-    assert response.status_code == 200
-    assert server.bodies == [body]
+    server.app = DocumentsMiddleware(endpoint, make_context())
+    body = {"type": "http.request", "body": b'{"cache": null}', "more_body": False}
+    await call(server, body, {"type": "http.disconnect"})
+    assert heard == [body, {"type": "http.disconnect"}]
 
 
 class Recorder(Server):
@@ -377,39 +299,23 @@ def test_what_is_nested_too_deeply_is_refused_or_left_to_vllm(path):
     assert statuses <= {200, 400}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"cache": {"\ud800": 1}},
-        {"documents": ["\ud800"]},
-        {"documents": [{"id": "\udfff", "text": "one"}]},
-        {"documents": [{"title": "\udfff", "text": "one"}]},
-    ],
-)
-async def test_half_of_a_surrogate_pair_is_refused(body):
-    server = Server()
-    response = await server.post(CHAT, {"messages": [USER], **body})
-    assert response.status_code == 400
-    assert server.bodies == []
-
-
 class Failing:
     """A fake vLLM that fails in some way, before or after it has asked the engine."""
 
     def __init__(self, how: str, *, asks: bool = False, errored: bool = False) -> None:
         self._how, self._asks = how, asks
-        paths = [*PATHS, "/sleep"]
         checked = Middleware(CheckedFieldsMiddleware, engine=SimpleNamespace(errored=errored))
-        self.app = Starlette(
-            routes=[Route(path, self.answer, methods=["POST"]) for path in paths], middleware=[checked]
-        )
+        routes = [Route(path, self.answer, methods=["POST"]) for path in [*PATHS, "/sleep"]]
+        self.app = Starlette(routes=routes, middleware=[checked])
 
     async def answer(self, _: Request) -> Response:
         progress = PROGRESS.get()
         if self._asks and progress is not None:
-            progress.is_in_engine = True
+            progress.is_servers = True
         if self._how == "raises":
             raise AttributeError("no attribute 'text'")
+        if self._how == "ours":
+            unpack(None)
         error = {"message": "no attribute 'text'", "type": "InternalServerError", "param": None, "code": 500}
         return JSONResponse({"error": error}, 500)
 
@@ -438,3 +344,34 @@ async def test_other_failures_are_the_servers(how):
         (Failing(how), "/sleep"),
     ):
         assert (await failing.post(path)).status_code == 500
+
+
+@pytest.mark.parametrize(("size", "status"), [(1000, 404), (5 << 20, 400)])
+async def test_invocations_are_shorter(size, status):
+    """vLLM's endpoint writes and reads its body once more in one turn of the event loop."""
+    async with client_of(Failing("answers").app) as client:
+        assert (await client.post("/invocations", json={"input": "x" * size})).status_code == status
+
+
+async def test_a_defect_of_ours_is_no_fault_of_a_request():
+    """vLLM answers 400 to errors of some builtin types."""
+    assert (await Failing("ours").post(CHAT)).status_code == 500
+
+    async def vllms(_: Request, error: Exception) -> Response:
+        return JSONResponse({"message": str(error)}, 400)
+
+    app = FastAPI(exception_handlers={TypeError: vllms, ValueError: vllms})
+    answer_errors(app)
+
+    @app.post("/ours")
+    async def ours() -> None:
+        unpack(None)
+
+    @app.post("/vllms")
+    async def of_vllm() -> None:
+        int("a")
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+        answer = await client.post("/ours")
+        assert (answer.status_code, answer.json()["error"]["reason"]) == (500, "internal_error")
+        assert (await client.post("/vllms")).status_code == 400

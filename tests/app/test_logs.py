@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tessera's own log: one record per request with chunks, as text or JSON."""
 
-import asyncio
 import json
 import logging
 
@@ -12,10 +11,7 @@ from app.settings import Settings
 from cache.lease import ChunkStatus
 from cache.positions.layout import PositionStrategy
 from cache.report import Report, ReportedChunk, ReportedTokens
-from cache.segments.holdings import Holdings
 from engine_ext.client.reporting import log_finished
-from replicas.publisher import Publisher
-from replicas.registry import InProcessRegistry, RegistryError, Replica
 
 PACKAGES = ("app", "cache", "engine_ext", "kernels", "replicas")
 
@@ -31,31 +27,38 @@ def _unconfigured():
 
 
 def make_report(**fields) -> Report:
-    report = Report.begun(PositionStrategy.SHARED, "system", 100)
     statuses = (ChunkStatus.HIT, ChunkStatus.HIT, ChunkStatus.FILLED)
-    chunks = [ReportedChunk(index=0, id=None, key="k", tokens=2, status=status) for status in statuses]
-    tokens = ReportedTokens(prompt=100, reused=70, computed=30, fill_computed=20)
-    timings_ms = {"plan": 0.21, "first_token": 9.87}
-    return report.model_copy(
-        update={"chunks": chunks, "mode": "chunked", "tokens": tokens, "timings_ms": timings_ms, **fields}
-    )
+    made = {
+        "chunks": [ReportedChunk(index=0, id=None, key="k", tokens=2, status=status) for status in statuses],
+        "mode": "chunked",
+        "tokens": ReportedTokens(prompt=100, reused=70, computed=30, fill_computed=20),
+        "timings_ms": {"plan": 0.21, "first_token": 9.87},
+    }
+    return Report.begun(PositionStrategy.SHARED, "system", 100).model_copy(update={**made, **fields})
 
 
-def test_requests_are_not_logged_by_default(capsys):
-    configure_logging(Settings())
-    log_finished("r-1", make_report().to_dict())
-    assert capsys.readouterr().err == ""
-
-
-def test_a_request_is_one_readable_line(capsys):
-    configure_logging(Settings(log_level="INFO"))
-    log_finished("r-1", make_report().to_dict())
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "chunked, 3 chunks: 2 hit, 1 filled"),
+        ({"mode": "full", "reason": "cache.mode is full", "chunks": []}, "full (cache.mode is full), 0 chunks"),
+    ],
+)
+def test_a_request_is_one_readable_line_if_that_is_asked_for(capsys, fields, words):
+    for level in ("WARNING", "INFO"):
+        configure_logging(Settings(log_level=level))
+        log_finished("r-1", make_report(**fields).to_dict())
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tessera: 2")
-    assert line.endswith(
-        " INFO request r-1: chunked, 3 chunks: 2 hit, 1 filled; 70 of 100 tokens reused; "
-        "plan 0.2 ms, first token 9.9 ms"
-    )
+    rest = "70 of 100 tokens reused; plan 0.2 ms, first token 9.9 ms"
+    assert line.endswith(f" INFO request r-1: {words}; {rest}")
+
+
+def test_all_packages_are_configured_and_others_loggers_left_alone():
+    configure_logging(Settings(log_level="DEBUG"))
+    assert {logging.getLogger(package).level for package in PACKAGES} == {logging.DEBUG}
+    assert logging.getLogger("vllm").level != logging.DEBUG
+    assert logging.getLogger().level == logging.WARNING
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
@@ -70,36 +73,6 @@ def test_what_clients_choose_is_no_line_of_the_log(capsys, log_format, name):
     assert said[:-1].isprintable()
     assert len(said) < 2 * LONGEST_MESSAGE
     assert "Storing" in said
-
-
-def test_a_traceback_keeps_its_lines(capsys):
-    configure_logging(Settings())
-    try:
-        raise ValueError("x")
-    except ValueError:
-        logging.getLogger("app.x").exception("It failed")
-    assert capsys.readouterr().err.splitlines()[1] == "Traceback (most recent call last):"
-
-
-async def test_a_registry_that_fails_is_told(capsys):
-    configure_logging(Settings())
-    registry = InProcessRegistry()
-
-    async def fails(_):
-        raise RegistryError("Redis: DB index is out of range")
-
-    registry.beat = fails
-    replica = Replica("00" * 6, "a", "http://a", (), "")
-    publishing = asyncio.create_task(Publisher(registry, lambda _: replica, Holdings()).run())
-    await asyncio.sleep(0.01)
-    publishing.cancel()
-    assert "WARNING registry lost: Redis: DB index is out of range" in capsys.readouterr().err
-
-
-def test_a_request_in_full_attention_says_why(capsys):
-    configure_logging(Settings(log_level="INFO"))
-    log_finished("r-1", make_report(mode="full", reason="cache.mode is full", chunks=[]).to_dict())
-    assert "request r-1: full (cache.mode is full), 0 chunks; " in capsys.readouterr().err
 
 
 def test_a_request_is_one_json_object(capsys):
@@ -125,13 +98,8 @@ def test_a_traceback_is_kept(log_format, capsys):
         raise ValueError("broken")
     except ValueError:
         logging.getLogger("engine_ext.client.engine").exception("it failed")
-    err = capsys.readouterr().err
-    assert "it failed" in err
-    assert "ValueError: broken" in err
-    assert log_format == "text" or "ValueError: broken" in json.loads(err)["exc_info"]
-
-
-def test_others_loggers_are_left_alone():
-    configure_logging(Settings(log_level="DEBUG"))
-    assert logging.getLogger("vllm").level != logging.DEBUG
-    assert logging.getLogger().level == logging.WARNING
+    said = capsys.readouterr().err
+    assert "it failed" in said
+    traceback = json.loads(said)["exc_info"] if log_format == "json" else said
+    assert "\nTraceback (most recent call last):\n" in f"\n{traceback}"
+    assert "ValueError: broken" in traceback

@@ -6,54 +6,37 @@ from vllm.sampling_params import SamplingParams
 
 from app.documents.openai_documents import DocumentsRequest
 from app.intake import open_ticket
-from app.profile import Kind, Profile, ProfileError
+from app.profile import Profile, ProfileError
 from app.settings import Settings
 from cache.positions.layout import Chunk, ChunkedPrompt, PositionStrategy, pack
+from cache.report import FoundDocument
 from cache.sparse import Sparse
 from engine_ext.client.adapters import Adapters
 from engine_ext.client.request import CacheOptions, ChunkedRequest, Ticket, resolve
+from engine_ext.start.weights import PROFILE_NAME, files_digest
 from tests.support.context import make_context
-
-
-def make_profile(**modes: str) -> Profile:
-    """``up_to_4="shared"``, and so on."""
-    kinds = [
-        Kind(min_chunks=2, max_chunks=int(name.removeprefix("up_to_")), mode=mode, is_certain=True, measured=())
-        for name, mode in modes.items()
-    ]
-    return Profile(
-        model="m",
-        weights="w",
-        trained_for=(),
-        questions="q.jsonl",
-        questions_sha256="ab",
-        tolerance=0.02,
-        tessera="0.1.0",
-        vllm="0.32.0",
-        kinds=tuple(kinds),
-    )
-
+from tests.support.profiles import make_profile
 
 PROFILE = make_profile(up_to_4="shared", up_to_8="offset+15%", up_to_16="full")
 
 
 @pytest.mark.parametrize(
-    ("chunks", "mode"),
-    [(1, "shared"), (2, "shared"), (4, "shared"), (5, "offset+15%"), (8, "offset+15%"), (9, "full"), (17, "full")],
+    ("chunks", "mode", "strategy", "recompute"),
+    [
+        (1, "shared", "shared", 0),
+        (4, "shared", "shared", 0),
+        (5, "offset+15%", "offset", 0.15),
+        (8, "offset+15%", "offset", 0.15),
+        (9, "full", None, None),
+        (17, "full", None, None),
+    ],
 )
-def test_it_decides_by_the_number_of_chunks(chunks, mode):
-    assert PROFILE.decide(chunks).mode == mode
+def test_it_decides_by_the_number_of_chunks(chunks, mode, strategy, recompute):
     options = PROFILE.applied(CacheOptions(recompute=0.03), chunks)
-    assert options.decision == PROFILE.decide(chunks)
+    assert options.decision.mode == mode
+    assert (options.decision.why == "the profile has nothing for 17 chunks") == (chunks == 17)
     assert (options.why_full is not None) == (mode == "full")
-    if mode != "full":
-        strategy = PositionStrategy.SHARED if mode == "shared" else PositionStrategy.OFFSET
-        assert (options.position_strategy, options.recompute) == (strategy, 0.15 if mode == "offset+15%" else 0)
-
-
-def test_what_was_never_measured_is_full_attention():
-    decision = PROFILE.decide(17)
-    assert (decision.mode, decision.why) == ("full", "the profile has nothing for 17 chunks")
+    assert mode == "full" or (options.position_strategy, options.recompute) == (strategy, recompute)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +59,57 @@ def test_a_server_gets_what_its_placement_can_do(mode, holds, placement, placed)
 def test_a_budget_is_applied_on_servers_that_measure_attention():
     profile = make_profile(up_to_4="offset%25")
     default = CacheOptions(sparse=Sparse(7))
-    assert profile.placed("copy", measures_attention=True).applied(default, 3).sparse == Sparse(budget_share=0.25)
-    assert PROFILE.placed("copy", measures_attention=True).applied(default, 3).sparse == default.sparse
+    for each, sparse in ((profile, Sparse(budget_share=0.25)), (PROFILE, default.sparse)):
+        assert each.placed("copy", measures_attention=True).applied(default, 3).sparse == sparse
     assert profile.placed("copy").decide(3).mode == "full"
+
+
+def test_what_is_read_again_is_applied_on_servers_that_measure_attention():
+    profile = make_profile(up_to_4="offset~25%")
+    assert profile.placed("copy", measures_attention=True).applied(CacheOptions(recompute=0.1), 3).reread == 0.25
+    assert profile.placed("copy").decide(3).mode == "full"
+
+
+def test_a_profile_beside_other_weights_is_ignored(tmp_path, caplog):
+    assert Profile.beside(str(tmp_path)) is None
+    assert not caplog.records
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    of_these = PROFILE.model_copy(update={"weights": files_digest(tmp_path)})
+    (tmp_path / PROFILE_NAME).write_text(of_these.model_dump_json())
+    assert Profile.beside(str(tmp_path)) == of_these
+    (tmp_path / "model.safetensors").write_bytes(b"others")
+    assert Profile.beside(str(tmp_path)) is None
+    assert "is of other weights" in caplog.text
+    adapted = PROFILE.model_copy(update={"weights": files_digest(tmp_path), "adapter": "a"})
+    (tmp_path / PROFILE_NAME).write_text(adapted.model_dump_json())
+    assert Profile.beside(str(tmp_path)) is None
+    assert "is of an adapter" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "leaves"),
+    [
+        ({}, True),
+        ({"chunk_scope": "system"}, True),
+        ({"chunk_reread": 0}, False),
+        ({"chunk_recompute": 0.2}, False),
+        ({"chunk_position_strategy": "offset"}, False),
+        ({"chunk_sparse_budget": 9}, False),
+    ],
+)
+def test_flags_take_the_choice_from_the_profile_beside_a_model(given, leaves):
+    assert Settings(**given).leaves_the_choice == leaves
+
+
+def test_documents_found_in_a_prompt_stay_where_they_are():
+    """There, text stands around them."""
+    chunks = tuple(Chunk(pack((i,))) for i in range(3))
+    found = (FoundDocument(by="marks", at="prompt", start=0, end=1),) * 3
+    for strategy, recompute in ((PositionStrategy.OFFSET, 0.25), (PositionStrategy.SHARED, 0)):
+        options = CacheOptions(reread=0.25, position_strategy=strategy)
+        request = ChunkedRequest(Ticket(options, found=found), ChunkedPrompt((1,), chunks, (2,)))
+        resolved = resolve(request, Adapters(), SamplingParams()).options
+        assert (resolved.reread, resolved.recompute) == (0, recompute)
 
 
 def ticket_of(cache: dict) -> Ticket:
@@ -90,9 +121,9 @@ def ticket_of(cache: dict) -> Ticket:
     "given",
     [
         {"mode": "chunked"},
-        {"mode": "full"},
         {"position_strategy": "offset"},
         {"recompute": 0},
+        {"reread": 0},
         {"sparse": {"budget_share": 0.5}},
         {"scope": "isolated"},
     ],
@@ -101,15 +132,12 @@ def test_requests_that_say_what_they_want_get_that(given):
     assert ticket_of(given).decide is None
 
 
-@pytest.mark.parametrize("given", [{}, {"mode": "auto"}, {"explain": True}, {"namespace": "n"}])
+@pytest.mark.parametrize("given", [{}, {"mode": "auto", "explain": True}, {"namespace": "n"}])
 def test_others_follow_the_profile(given):
     ticket = ticket_of(given)
     options = ticket.decide(ticket.options, 6, "")
-    assert (options.recompute, options.decision.mode, options.namespace) == (
-        0.15,
-        "offset+15%",
-        given.get("namespace", "default"),
-    )
+    assert (options.recompute, options.decision.mode) == (0.15, "offset+15%")
+    assert options.namespace == given.get("namespace", "default")
 
 
 @pytest.mark.parametrize(("adapter", "chunks", "mode"), [("", 2, "shared"), ("a", 1, "shared"), ("a", 2, "full")])
@@ -127,18 +155,11 @@ def test_chunks_are_counted_as_they_are_computed_not_as_documents_are_sent():
     assert [decision and decision.mode for decision in decisions] == ["shared", "full", None]
 
 
-def test_it_is_read_as_it_was_written(tmp_path):
-    path = tmp_path / "profile.json"
-    path.write_text(PROFILE.model_dump_json())
-    assert Profile.read(path) == PROFILE
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         (None, "No such file"),
         ("", "is not a profile of tessera calibrate: it"),
-        ("[]", "is not a profile"),
         ('{"format": 2}', "format"),
         (PROFILE.model_dump_json().replace("offset+15%", "link-x"), "there is no mode 'link-x'"),
         (PROFILE.model_dump_json().replace('"model"', '"modle"'), "model"),
@@ -146,10 +167,12 @@ def test_it_is_read_as_it_was_written(tmp_path):
 )
 def test_other_files_are_refused_in_one_line(tmp_path, text, words):
     path = tmp_path / "profile.json"
+    path.write_text(PROFILE.model_dump_json())
+    assert Profile.read(path) == PROFILE
+    path.unlink()
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ProfileError) as raised:
+    with pytest.raises(ProfileError, match=words) as raised:
         Profile.read(path)
-    assert words in str(raised.value)
     assert str(path) in str(raised.value)
     assert "\n" not in str(raised.value)

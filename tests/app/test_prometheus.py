@@ -39,18 +39,19 @@ def scrape():
 
 def test_a_new_cache_shows_zeros_where_there_will_be_counts(scrape):
     shown = scrape(make_engine(make_manager()))
-    for name in (
-        'tessera_lookups_total{result="hit",tier="pool"}',
-        'tessera_requests_total{mode="chunked"}',
-        'tessera_tokens_total{kind="reused"}',
-        'tessera_fills_total{outcome="failed"}',
-        *(f'tessera_removals_total{{reason="{reason}"}}' for reason in Removal),
-        "tessera_refused_loads_total",
-        "tessera_leases",
-        "tessera_oldest_lease_seconds",
-        "tessera_plan_seconds_count",
-    ):
-        assert shown[name] == 0
+    names = [
+        *('lookups_total{result="hit",tier="pool"}', 'requests_total{mode="chunked"}', 'tokens_total{kind="reused"}'),
+        *(
+            'fills_total{outcome="failed"}',
+            "refused_loads_total",
+            "leases",
+            "oldest_lease_seconds",
+            "plan_seconds_count",
+        ),
+        *(f'removals_total{{reason="{reason}"}}' for reason in Removal),
+    ]
+    assert {name: shown[f"tessera_{name}"] for name in names} == dict.fromkeys(names, 0)
+    assert shown["tessera_event_loop_tasks"] == 1
 
 
 def test_counts_are_the_managers(scrape):
@@ -63,15 +64,18 @@ def test_counts_are_the_managers(scrape):
     manager.metrics.refused_loads += 1
     manager.clear()
     shown = scrape(make_engine(manager))
-    assert shown['tessera_lookups_total{result="hit",tier="pool"}'] == 1
-    assert shown['tessera_lookups_total{result="filled",tier="pool"}'] == 2
-    assert shown['tessera_requests_total{mode="full"}'] == 1
-    assert shown['tessera_full_attention_total{reason="capacity"}'] == 1
-    assert shown['tessera_tokens_total{kind="reused"}'] == 70
-    assert shown['tessera_fills_total{outcome="succeeded"}'] == 2
-    assert shown['tessera_removals_total{reason="cleared"}'] == 3
-    assert shown["tessera_refused_loads_total"] == 1
-    assert shown["tessera_lease_seconds_count"] == 2
+    expected = {
+        'lookups_total{result="hit",tier="pool"}': 1,
+        'lookups_total{result="filled",tier="pool"}': 2,
+        'requests_total{mode="full"}': 1,
+        'full_attention_total{reason="capacity"}': 1,
+        'tokens_total{kind="reused"}': 70,
+        'fills_total{outcome="succeeded"}': 2,
+        'removals_total{reason="cleared"}': 3,
+        "refused_loads_total": 1,
+        "lease_seconds_count": 2,
+    }
+    assert {name: shown[f"tessera_{name}"] for name in expected} == expected
 
 
 def test_sizes_are_the_managers(scrape):
@@ -150,11 +154,6 @@ async def test_engines_of_one_process_are_shown_one_after_the_other():
             assert REGISTRY.get_sample_value("tessera_fills_total", {"outcome": "succeeded"}) == 1
             assert REGISTRY.get_sample_value("tessera_lookups_total", {"result": "hit", "tier": "pool"}) == number - 1
         assert REGISTRY.get_sample_value("tessera_segments") is None
-
-
-def test_tasks_are_counted(scrape):
-    """In the fixture's loop there is one."""
-    assert scrape(make_engine(make_manager()))["tessera_event_loop_tasks"] == 1
 
 
 async def test_the_manager_is_read_in_its_event_loop():

@@ -4,9 +4,9 @@
 import asyncio
 import json
 import pickle
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from pydantic import ValidationError
@@ -15,6 +15,7 @@ pytest.importorskip("ray.serve", reason="needs the extra ray", exc_type=ImportEr
 
 import yaml
 from ray.exceptions import ActorUnavailableError
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID
 from ray.serve.exceptions import BackPressureError
 from ray.serve.request_router import PendingRequest
 from ray.serve.schema import ServeDeploySchema
@@ -30,11 +31,10 @@ from app.ray_serve.lookup import Lookup
 from app.ray_serve.options import Options
 from app.ray_serve.request_router import DocumentRouter, Hint
 from cache.segments.holdings import DocumentKey, Holding, Tier
-from replicas.registry import Claim, InProcessRegistry, RegistryError, Replica
-from replicas.routing import Wanted, home_of
-
-ROOT = Path(__file__).resolve().parents[2]
-
+from machine.server_process import ROOT
+from replicas.registry import Claim, RegistryError, Replica
+from replicas.routing import Wanted
+from tests.support.registries import InProcessRegistry
 
 # The request router
 
@@ -42,14 +42,13 @@ ROOT = Path(__file__).resolve().parents[2]
 class FakeReplica:
     """A replica as seen by Ray's routers."""
 
-    def __init__(self, name: str, *, ongoing: int = 0, most: int = 8) -> None:
+    max_ongoing_requests = 8
+
+    def __init__(self, name: str, *, ongoing: int = 0) -> None:
         self.replica_id = ReplicaId(name)
         self.ongoing = ongoing
-        self.max_ongoing_requests = most
-        self.num_probes = 0
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
-        self.num_probes += 1
         return self.ongoing
 
 
@@ -63,11 +62,8 @@ class ReplicaId(str):
 
 @pytest.fixture
 async def router():
-    from ray.serve._private.common import DeploymentHandleSource, DeploymentID
-
-    return DocumentRouter(
-        DeploymentID("Engine", "test"), DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True
-    )
+    source = DeploymentHandleSource.REPLICA
+    return DocumentRouter(DeploymentID("Engine", "test"), source, use_replica_queue_len_cache=True)
 
 
 def pending(**hint: Any) -> PendingRequest:
@@ -107,25 +103,6 @@ async def test_a_queue_may_outweigh_a_document(router):
     assert await ranked(router, replicas, documents=documents) == ["a", "b"]
 
 
-async def test_without_claims_documents_have_homes(router):
-    replicas = [FakeReplica(name) for name in "abcd"]
-    candidates = [SimpleNamespace(name=name) for name in "abcd"]
-    firsts = set()
-    for number in range(40):
-        wanted = document(f"number {number}")
-        (first, *_) = await ranked(router, replicas, documents=[wanted])
-        assert first == home_of(wanted.key.digest, candidates).name
-        firsts.add(first)
-    assert firsts == set("abcd")
-
-
-async def test_a_request_without_documents_goes_to_the_least_load(router):
-    replicas = [FakeReplica(name) for name in "abc"]
-    for replica, load in zip(replicas, (3, 1, 2), strict=True):
-        router.on_new_queue_len_info(replica.replica_id, load)
-    assert await ranked(router, replicas) == ["b", "c", "a"]
-
-
 async def test_a_wished_replica_comes_first_and_those_that_refused_last(router):
     replicas = [FakeReplica(name) for name in "abc"]
     documents = [document("one", 1000, "b")]
@@ -142,17 +119,6 @@ async def test_ray_takes_the_next_when_the_best_is_full(router):
     assert await asyncio.wait_for(router._choose_replica_for_request(request), 5) is replicas[1]
 
 
-async def test_while_all_are_full_ray_asks_with_pauses(router):
-    replicas = [FakeReplica("a", ongoing=8), FakeReplica("b", ongoing=8)]
-    router.update_replicas(replicas)
-    chosen = asyncio.create_task(router._choose_replica_for_request(pending()))
-    await asyncio.sleep(0.5)
-    assert not chosen.done()
-    assert replicas[0].num_probes < 20
-    replicas[1].ongoing = 7
-    assert await asyncio.wait_for(chosen, 5) is replicas[1]
-
-
 def test_a_hint_does_not_travel():
     hint = Hint([document("one", 1000, "a")], "a", frozenset("b"))
     assert pickle.loads(pickle.dumps(hint)) == Hint()
@@ -161,11 +127,9 @@ def test_a_hint_does_not_travel():
 # Lookups of the ingress
 
 
+RAG = "/v1/rag/chat"
 BODY = {"chunks": ["A document of some length. " * 9, {"text": "Another."}], "question": "?"}
-
-
-def registered(id: str, name: str) -> Replica:
-    return Replica(id, name, "http://x", ("m",), "f")
+SENT = json.dumps(BODY).encode()
 
 
 class CountingRegistry(InProcessRegistry):
@@ -178,85 +142,81 @@ class CountingRegistry(InProcessRegistry):
 
     async def claims(self, keys):
         self.num_asked += 1
-        if self.is_lost:
-            raise RegistryError("lost")
+        self._check()
         return await super().claims(keys)
 
     async def replicas(self):
+        self._check()
+        return await super().replicas()
+
+    def _check(self) -> None:
         if self.is_lost:
             raise RegistryError("lost")
-        return await super().replicas()
 
 
 @pytest.fixture
-def registry() -> CountingRegistry:
-    return CountingRegistry()
-
-
-async def test_claims_are_by_rays_names(registry):
+async def lookup():
+    """Of a registry with two replicas, `replica-aa` and `replica-bb`."""
+    registry = CountingRegistry()
+    for id in ("aa", "bb"):
+        await registry.beat(Replica(id, f"replica-{id}", "http://x", ("m",), "f"))
     lookup = Lookup(registry, Reading())
-    keys = [wanted.key for wanted in wanted_documents("/v1/rag/chat", dict(BODY))]
-    for id, name in (("aa", "replica-a"), ("bb", "replica-b")):
-        await registry.beat(registered(id, name))
-    await registry.publish("bb", {keys[0]: Holding(Tier.DEVICE, 60)})
-    await registry.publish("cc", {keys[0]: Holding(Tier.DEVICE, 60)})  # gone
     await lookup.refresh(registry)
-    first, second = await lookup.documents("/v1/rag/chat", json.dumps(BODY).encode())
-    assert [claim.holder for claim in first.claims] == ["replica-b"]
+    return lookup
+
+
+async def test_claims_are_by_rays_names(lookup):
+    registry = lookup._registry
+    keys = [wanted.key for wanted in wanted_documents(RAG, dict(BODY))]
+    for holder in ("bb", "cc"):  # cc is gone
+        await registry.publish(holder, {keys[0]: Holding(Tier.DEVICE, 60)})
+    first, second = await lookup.documents(RAG, SENT)
+    assert [claim.holder for claim in first.claims] == ["replica-bb"]
     assert (first.key, second.key, second.claims) == (*keys, [])
     assert registry.num_asked == 1
 
 
-async def test_the_registry_is_not_asked_in_vain(registry):
-    body = json.dumps(BODY).encode()
-    lookup = Lookup(registry, Reading())
-    await registry.beat(registered("aa", "replica-a"))
-    await lookup.refresh(registry)
-    assert len(await lookup.documents("/v1/rag/chat", body)) == 2  # the only replica is the best
-    await registry.beat(registered("bb", "replica-b"))
-    await lookup.refresh(registry)
+async def test_the_registry_is_not_asked_in_vain(lookup):
     assert await lookup.documents("/v1/models", b"") == []
-    assert await lookup.documents("/v1/rag/chat", b"no JSON") == []
-    assert registry.num_asked == 0
+    assert await lookup.documents(RAG, b"no JSON") == []
+    alone = CountingRegistry()
+    await alone.beat(Replica("aa", "replica-aa", "http://x", ("m",), "f"))
+    lookup_of_one = Lookup(alone, Reading())
+    await lookup_of_one.refresh(alone)
+    assert len(await lookup_of_one.documents(RAG, SENT)) == 2  # the only replica is the best
+    assert (lookup._registry.num_asked, alone.num_asked) == (0, 0)
+    without = Lookup(None, Reading("##"))
+    await asyncio.wait_for(without.run(), 1)
+    assert len(await without.documents(RAG, SENT)) == 2
 
 
-async def test_only_one_request_waits_for_a_lost_registry(registry, caplog):
-    body = json.dumps(BODY).encode()
-    lookup = Lookup(registry, Reading())
-    for id in ("aa", "bb"):
-        await registry.beat(registered(id, f"replica-{id}"))
-    await lookup.refresh(registry)
+async def test_only_one_request_waits_for_a_lost_registry(lookup, caplog):
+    registry = lookup._registry
     registry.is_lost = True
     for _ in range(3):
-        documents = await lookup.documents("/v1/rag/chat", body)
+        documents = await lookup.documents(RAG, SENT)
         assert [list(document.claims) for document in documents] == [[], []]
     assert registry.num_asked == 1
     assert "registry lost" in caplog.text
     registry.is_lost = False
     await lookup.refresh(registry)
-    await lookup.documents("/v1/rag/chat", body)
+    await lookup.documents(RAG, SENT)
     assert registry.num_asked == 2
-
-
-async def test_without_a_registry_documents_are_known_all_the_same():
-    lookup = Lookup(None, Reading("##"))
-    await asyncio.wait_for(lookup.run(), 1)
-    assert len(await lookup.documents("/v1/rag/chat", json.dumps(BODY).encode())) == 2
 
 
 # Requests and answers between processes
 
 
-def scope(path: str = "/v1/rag/chat", root_path: str = "", **fields: Any) -> dict[str, Any]:
+def scope(path: str = RAG, root_path: str = "", **fields: Any) -> dict[str, Any]:
     return {
         "type": "http",
         "method": "POST",
         "scheme": "http",
         "http_version": "1.1",
+        "query_string": b"a=b",
         "path": root_path + path,
         "raw_path": (root_path + path).encode(),
         "root_path": root_path,
-        "query_string": b"a=b",
         "headers": [(b"x-one", b"1"), (b"x-one", b"2")],
         "client": ["127.0.0.1", 5],
         "server": ["127.0.0.1", 80],
@@ -301,39 +261,28 @@ async def test_a_replica_answers_for_no_other():
     assert wished_replica(head["headers"]) == "b"
 
 
-async def test_closing_an_answer_is_the_clients_leaving():
-    left = asyncio.Event()
+async def test_closing_an_answer_or_cancelling_the_wait_for_it_is_the_clients_leaving():
+    left = []
 
     async def endless(scope, receive, send):
         await receive()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        assert (await receive())["type"] == "http.disconnect"
-        left.set()
+        if scope["path"] == RAG:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        left.append((await receive())["type"])
+
+    async def wait() -> None:
+        async for _ in answered(endless, head_of(scope("/silent")), b""):
+            pass
 
     batches = answered(endless, head_of(scope()), b"")
     assert (await anext(batches))[0]["status"] == 200
     await batches.aclose()
-    assert left.is_set()
-
-
-async def test_cancelling_the_wait_for_an_answer_is_the_clients_leaving():
-    left = asyncio.Event()
-
-    async def silent(scope, receive, send):
-        await receive()
-        await receive()
-        left.set()
-
-    async def wait() -> None:
-        async for _ in answered(silent, head_of(scope()), b""):
-            pass
-
     waiting = asyncio.create_task(wait())
     await asyncio.sleep(0.05)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert left.is_set()
+    assert left == ["http.disconnect"] * 2
 
 
 async def test_an_error_breaks_an_answer_off_unless_it_is_complete():
@@ -360,9 +309,7 @@ class Batches:
         return self
 
     async def __anext__(self):
-        batch = next(self._batches, None)
-        if batch is None:
-            raise StopAsyncIteration
+        batch = next(self._batches, StopAsyncIteration())
         if isinstance(batch, Exception):
             raise batch
         return batch
@@ -376,36 +323,11 @@ PART = {"type": "http.response.body", "body": b"part", "more_body": True}
 END = {"type": "http.response.body", "body": b""}
 
 
-async def passed_on(answer: Answer) -> list[dict[str, Any]]:
-    sent: list[dict[str, Any]] = []
-
-    async def send(message):
-        sent.append(message)
-
-    await answer({}, None, send)
-    return sent
-
-
-async def test_an_answer_is_passed_on_unchanged():
-    batches = Batches([START], [PART], [PART, END])
-    answer = await Answer.begun(batches)
-    assert (answer.status, answer.replica) == (200, "a")
-    assert await passed_on(answer) == [START, PART, PART, END]
-    assert batches.num_cancelled == 0
-
-
-async def test_an_answer_has_not_begun_before_its_first_byte():
-    """So that another replica can answer."""
-    batches = Batches([START], ConnectionError())
-    with pytest.raises(ConnectionError):
-        await Answer.begun(batches)
-    assert batches.num_cancelled == 1
-
-
 async def test_an_answer_that_breaks_off_is_not_ended():
     batches = Batches([START, PART], ConnectionError())
+    answer = await Answer.begun(batches)
     with pytest.raises(ConnectionError):
-        await passed_on(await Answer.begun(batches))
+        await answer({}, None, AsyncMock())
     assert batches.num_cancelled == 1
 
 
@@ -444,12 +366,12 @@ def refusal(name: str) -> list[list[dict[str, Any]]]:
     return [[{**START, "status": 503, "headers": [(REPLICA_HEADER, name.encode())]}, {**PART, "more_body": False}]]
 
 
-async def asked(engine: FakeEngine, path: str = "/v1/rag/chat", **fields: Any) -> list[dict[str, Any]]:
+async def asked(engine: FakeEngine, path: str = RAG, **fields: Any) -> list[dict[str, Any]]:
     """Response of an ingress."""
     ingress, sent = Ingress(engine, Options(model="m")), list[dict[str, Any]]()
 
     async def receive():
-        return {"type": "http.request", "body": json.dumps(BODY).encode()}
+        return {"type": "http.request", "body": SENT}
 
     async def send(message):
         sent.append(message)
@@ -459,43 +381,36 @@ async def asked(engine: FakeEngine, path: str = "/v1/rag/chat", **fields: Any) -
     return sent
 
 
-async def test_the_router_is_told_the_documents():
-    engine = FakeEngine([[START, PART], [END]])
+@pytest.mark.parametrize(
+    ("answers", "avoided"),
+    [
+        ([[[START, PART], [END]]], [set()]),
+        ([[LOST], [[START], LOST], [[START, PART, END]]], [set(), set(), set()]),
+        ([refusal("b"), [[START, PART, END]]], [set(), {"b"}]),
+    ],
+    ids=["at once", "two are lost before the first byte", "one refuses"],
+)
+async def test_another_replica_is_asked_if_one_is_lost_or_refuses(answers, avoided):
+    engine = FakeEngine(*answers)
     assert await asked(engine) == [START, PART, END]
-    assert [len(hint.documents) for hint in engine.hints] == [2]
-
-
-async def test_a_replica_lost_before_the_first_byte_is_replaced():
-    engine = FakeEngine([LOST], [[START], LOST], [[START, PART, END]])
-    assert await asked(engine) == [START, PART, END]
-
-
-async def test_when_every_attempt_is_lost_there_is_an_answer():
-    start, _ = await asked(FakeEngine([LOST], [LOST], [LOST]))
-    assert start["status"] == 503
-
-
-async def test_another_replica_is_asked_when_one_refuses():
-    engine = FakeEngine(refusal("b"), [[START, PART, END]])
-    assert await asked(engine) == [START, PART, END]
-    assert [hint.avoided for hint in engine.hints] == [frozenset(), {"b"}]
+    assert [hint.avoided for hint in engine.hints] == avoided
+    assert {len(hint.documents) for hint in engine.hints} == {2}
 
 
 @pytest.mark.parametrize("answers", [[refusal("b"), refusal("b")], [refusal("b"), [LOST], [LOST]]])
 async def test_a_refusal_is_passed_on_when_nobody_says_more(answers):
-    (messages,) = refusal("b")
-    assert await asked(FakeEngine(*answers)) == messages
+    assert await asked(FakeEngine(*answers)) == refusal("b")[0]
 
 
 async def test_nobody_else_is_asked_for_a_wished_replica():
     engine = FakeEngine(refusal("b"))
-    (messages,) = refusal("b")
-    assert await asked(engine, headers=[(REPLICA_HEADER, b"a")]) == messages
+    assert await asked(engine, headers=[(REPLICA_HEADER, b"a")]) == refusal("b")[0]
     assert [hint.replica for hint in engine.hints] == ["a"]
 
 
-async def test_a_deployment_that_takes_nothing_is_a_refusal():
-    start, _ = await asked(FakeEngine([BackPressureError(1, 1)]))
+@pytest.mark.parametrize("answers", [[[LOST]] * 3, [[BackPressureError(1, 1)]]], ids=["all lost", "nothing taken"])
+async def test_when_nobody_can_be_asked_there_is_an_answer(answers):
+    start, _ = await asked(FakeEngine(*answers))
     assert start["status"] == 503
 
 
@@ -510,12 +425,8 @@ async def test_clearing_asks_all_that_are_there():
 
 
 def test_the_command_line_of_a_replica():
-    options = Options(
-        model="m",
-        num_replicas="2",
-        flags='{"dtype": "half", "--enforce-eager": true, "chunk_cache": false, "config": {"a": 1}, "x": [1, 2]}',
-        registry="redis://here",
-    )
+    flags = '{"dtype": "half", "--enforce-eager": true, "chunk_cache": false, "config": {"a": 1}, "x": [1, 2]}'
+    options = Options(model="m", num_replicas="2", flags=flags, registry="redis://here")
     assert options.num_replicas == 2
     assert options.arguments() == [
         *("m", "--registry", "redis://here", "--chunk-scope", "system", "--documents", "off"),

@@ -8,10 +8,10 @@ import struct
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replicas.registry import InProcessRegistry
 from tests.fuzzing import ends
 from tests.support.nodes import LARGEST, A, Node
 from tests.support.peer_files import peer
+from tests.support.registries import InProcessRegistry
 
 BUFFERED = 16 << 20
 """Bytes that sockets take without a reader, at most."""

@@ -35,32 +35,25 @@ def span_id(headers) -> str:
     return headers["traceparent"].split("-")[2]
 
 
-def test_a_request_joins_its_clients_trace(exported):
-    with start_request(CALLER) as span:
-        headers = span.headers
-        with span.child("tessera.plan") as plan:
-            within = plan.headers
+def test_a_request_joins_its_clients_trace_and_has_its_stages_as_children(exported):
+    with start_request(CALLER) as request, Stages(request.headers, request).stage("fill", fills=2) as headers:
+        pass
     spans = exported()
-    request, plan = spans["tessera.request"], spans["tessera.plan"]
-    assert f"{request.context.trace_id:032x}" == TRACE
-    assert f"{request.parent.span_id:016x}" == PARENT
-    assert plan.parent.span_id == request.context.span_id
-    assert span_id(headers) == f"{request.context.span_id:016x}"
-    assert span_id(within) == f"{plan.context.span_id:016x}"
-    assert headers["traceparent"].startswith(f"00-{TRACE}-")
+    parent, fill = spans["tessera.request"], spans["tessera.fill"]
+    assert f"{parent.context.trace_id:032x}" == TRACE
+    assert f"{parent.parent.span_id:016x}" == PARENT
+    assert request.headers["traceparent"].startswith(f"00-{TRACE}-")
+    assert span_id(request.headers) == f"{parent.context.span_id:016x}"
+    assert fill.parent.span_id == parent.context.span_id
+    assert (span_id(headers), dict(fill.attributes)) == (f"{fill.context.span_id:016x}", {"tessera.fills": 2})
 
 
-def test_a_request_without_a_trace_begins_one(exported):
+def test_a_request_without_a_trace_begins_one_when_it_arrived(exported):
     other = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False))
-    with trace.use_span(other), start_request(None):
+    with trace.use_span(other), start_request(None, 1000.5):
         pass
-    assert exported()["tessera.request"].parent is None
-
-
-def test_a_request_begins_when_it_arrived(exported):
-    with start_request(None, 1000.5):
-        pass
-    assert exported()["tessera.request"].start_time == 1_000_500_000_000
+    span = exported()["tessera.request"]
+    assert (span.parent, span.start_time) == (None, 1_000_500_000_000)
 
 
 def test_attributes_are_named_by_their_path(exported):
@@ -83,14 +76,6 @@ def test_a_failure_is_an_error_and_falling_back_is_not(exported, error, status, 
         raise error
     span = exported()["tessera.request"]
     assert (span.status.status_code, len(span.events)) == (status, events)
-
-
-def test_stages_are_children_of_the_request(exported):
-    with start_request(CALLER) as request, Stages(request.headers, request).stage("fill", fills=2) as headers:
-        pass
-    fill = exported()["tessera.fill"]
-    assert fill.parent.span_id == exported()["tessera.request"].context.span_id
-    assert (span_id(headers), dict(fill.attributes)) == (f"{fill.context.span_id:016x}", {"tessera.fills": 2})
 
 
 def test_without_tracing_the_clients_headers_are_handed_on(exported):

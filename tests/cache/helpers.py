@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small prompts and managers."""
+"""Small prompts, managers and entries, and what registries say of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +10,9 @@ from cache.lease import Lease
 from cache.manager import ChunkCacheManager
 from cache.positions.layout import Chunk, ChunkedPrompt, PositionReindexer, PositionStrategy, pack
 from cache.segments.hashing import CacheScope, ChunkHash, ChunkHasher
-from cache.segments.index import now
+from cache.segments.holdings import DocumentKey, Holding, Tier
+from cache.segments.index import ChunkKVCache, SegmentIdentity, now
+from replicas.registry import Replica
 
 PAGE_TOKENS = 4
 SCOPE = CacheScope()
@@ -79,19 +81,9 @@ def fill(manager: ChunkCacheManager, *chunks: Sequence[int], **kwargs) -> None:
     manager.release(lease)
 
 
-def is_cached(manager: ChunkCacheManager, chunk: Sequence[int]) -> bool:
-    """Whether the index holds ``chunk``; the check is no use."""
-    return any(entry.identity.token_ids == tuple(chunk) for entry in manager.index)
-
-
-class CollidingHasher(ChunkHasher):
-    """Every segment gets the same key."""
-
-    def system_key(self, scope, tokens):
-        return ChunkHash(b"same")
-
-    def chunk_keys(self, scope, prefix, chunks):
-        return [ChunkHash(b"same") for _ in chunks]
+def find(manager: ChunkCacheManager, chunk: Sequence[int]) -> ChunkKVCache | None:
+    """The entry of ``chunk``, if the index holds one; it is no use."""
+    return next((entry for entry in manager.index if entry.identity.token_ids == tuple(chunk)), None)
 
 
 class ChunkCollidingHasher(ChunkHasher):
@@ -99,3 +91,30 @@ class ChunkCollidingHasher(ChunkHasher):
 
     def chunk_keys(self, scope, prefix, chunks):
         return [ChunkHash(b"same") for _ in chunks]
+
+
+class CollidingHasher(ChunkCollidingHasher):
+    """Every segment gets the same key."""
+
+    def system_key(self, scope, tokens):
+        return ChunkHash(b"same")
+
+
+def key(number):
+    return DocumentKey(number.to_bytes(16, "big"))
+
+
+def replica(number, **fields):
+    given = {"id": f"{number:012x}", "name": f"replica-{number}", "url": f"http://127.0.0.1:{9000 + number}"}
+    return Replica(**{**given, "models": ("m",), "fingerprint": "f", **fields})
+
+
+def holding(tokens=100):
+    return Holding(Tier.DEVICE, tokens)
+
+
+def entry_of(number, tokens=10):
+    """A cached chunk."""
+    identity = SegmentIdentity(CacheScope(), b"", pack(tuple(range(tokens))))
+    digest = ChunkHash(b"chunk %d" % number)
+    return ChunkKVCache(digest, identity, list(range(3)), number, 0.0, 0.0, is_system=False)

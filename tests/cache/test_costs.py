@@ -4,13 +4,7 @@
 import pytest
 
 from cache.costs import RELEVANT_S, Costs, Pace
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
+from tests.cache.helpers import Clock
 
 
 def test_nothing_is_known_before_the_first_measurement_or_long_after_the_last():
@@ -19,9 +13,9 @@ def test_nothing_is_known_before_the_first_measurement_or_long_after_the_last():
     assert pace.seconds(10) is None
     pace.observe(100, 2)
     assert pace.seconds(10) == pytest.approx(0.2)
-    clock.now = RELEVANT_S - 1
+    clock.now += RELEVANT_S - 1
     assert pace.seconds(10) == pytest.approx(0.2)
-    clock.now = RELEVANT_S
+    clock.now += 1
     assert pace.seconds(10) is None
     pace.observe(100, 8)
     assert pace.seconds(10) == pytest.approx(0.8)  # nothing of the old measurements

@@ -26,6 +26,8 @@ def test_what_others_have_in_the_directory_is_neither_counted_nor_deleted(tmp_pa
         tmp_path / "model" / "download.tmp",
         tmp_path / "00" / f"{1:032x}.00-of-01.safetensors",  # no tier writes this
         tmp_path / "11" / f"{1:032x}.0-of-1.safetensors",  # nor this
+        tmp_path / "ab" / "other.safetensors",
+        tmp_path / "notes.txt",
     ]
     for path in theirs:
         path.parent.mkdir(exist_ok=True)
@@ -41,20 +43,12 @@ def test_what_others_have_in_the_directory_is_neither_counted_nor_deleted(tmp_pa
     assert all(path.read_bytes() == bytes(6000) for path in theirs)
 
 
-def test_a_file_that_lost_its_contents_is_read(tmp_path):
-    tier = DirectoryTier(tmp_path, MOST)
-    tier.put(address(1), b"KV")
-    tier.path(address(1)).write_bytes(b"")
-    assert bytes(tier.get(address(1), MOST)) == b""
-
-
-def test_a_sparse_file_of_a_terabyte_takes_no_memory(tmp_path):
+@pytest.mark.parametrize(("length", "found"), [(0, 0), (1 << 40, 1000)])
+def test_a_file_that_lost_its_contents_is_read_and_a_sparse_one_takes_no_memory(tmp_path, length, found):
     tier = DirectoryTier(tmp_path, 1 << 50)
-    path = tier.path(address(1))
-    path.parent.mkdir()
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
-    assert len(tier.get(address(1), 1000)) == 1000
+    tier.put(address(1), b"")
+    os.truncate(tier.path(address(1)), length)
+    assert len(tier.get(address(1), 1000)) == found
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,21 +97,20 @@ def test_a_lock_that_others_hold_is_told_and_waited_for_not_for_ever(tmp_path, m
     DirectoryTier(tmp_path, MOST)
 
 
-@pytest.mark.parametrize(("of_folder", "of_files"), [(0o700, 0o600), (0o755, 0o600), (0o775, 0o660), (0o2770, 0o660)])
+@pytest.mark.parametrize(
+    ("of_folder", "of_files"), [(None, 0o600), (0o700, 0o600), (0o755, 0o600), (0o775, 0o660), (0o2770, 0o660)]
+)
 def test_files_are_read_by_their_owner_or_its_group(tmp_path, of_folder, of_files):
-    """They have texts; and who may open the lock may hold it."""
+    """They have texts; and who may open the lock may hold it. A new folder is its owner's."""
     root = tmp_path / "tier"
-    root.mkdir()
-    root.chmod(of_folder)
-    (root / "lock").touch(0o666)
+    if of_folder is not None:
+        root.mkdir()
+        root.chmod(of_folder)
+        (root / "lock").touch(0o666)
     tier = DirectoryTier(root, MOST)
     tier.put(address(1), b"KV")
     assert {stat.S_IMODE(path.stat().st_mode) for path in (root / "lock", tier.path(address(1)))} == {of_files}
-
-
-def test_a_new_directory_is_its_owners(tmp_path):
-    DirectoryTier(tmp_path / "tier", MOST)
-    assert stat.S_IMODE((tmp_path / "tier").stat().st_mode) == 0o700
+    assert stat.S_IMODE(root.stat().st_mode) == (of_folder or 0o700)
 
 
 def test_a_folder_that_is_a_link_is_not_followed(tmp_path):

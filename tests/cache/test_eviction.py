@@ -58,6 +58,7 @@ def test_victims_are_exactly_what_is_held_once_each(name, calls):
         victims = list(policy.victims())
         assert len(victims) == len(held)
         assert set(victims) == held
+        assert list(policy.victims()) == victims, "looking changes nothing"
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -7,7 +7,7 @@ import pytest
 
 from cache.segments.holdings import Holding, Holdings, Tier
 from cache.segments.index import EntryState
-from tests.cache.registries import entry_of, key
+from tests.cache.helpers import entry_of, key
 
 
 def test_a_document_in_parts_is_held_as_far_as_they_are():

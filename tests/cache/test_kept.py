@@ -7,7 +7,7 @@ import torch
 
 from cache.tiers import kept
 from cache.tiers.kept import KeptMemory
-from tests.support.pinned import PinnedMemory
+from tests.support.tier_files import PinnedMemory
 
 
 @pytest.fixture(params=["ordinary", "staged"])

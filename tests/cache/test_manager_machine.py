@@ -6,19 +6,14 @@
 
 import os
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from cache.errors import CapacityError
 from cache.eviction.policies import EvictionPolicyName
@@ -38,7 +33,7 @@ PIN_LIMIT = 10
 SYSTEMS = [(), tokens(100, 3), tokens(200, 6)]
 OPENINGS = [None, (), tokens(100, 3), tokens(900, 2)]
 CHUNKS = [tokens(300, 1), tokens(400, 4), tokens(500, 5), tokens(600, 9), tokens(700, 12), tokens(800, 17)]
-SCOPES = [CacheScope("one"), CacheScope("two"), CacheScope("two\0salt")]
+SCOPES = [CacheScope("one"), CacheScope("one", "lora"), CacheScope("two"), CacheScope("two\0salt")]
 QUOTAS = {"two": Quota(pages=8, segments=5)}
 # This flag distinguishes a system segment from a chunk without a system segment.
 Name = tuple[bool, SegmentIdentity]
@@ -70,10 +65,7 @@ class Books(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.manager = make_manager(
-            NUM_PAGES,
-            clock=self.clock,
-            eviction=self.policy,
-            quota_of=lambda owner: QUOTAS.get(owner, Quota()),
+            NUM_PAGES, clock=self.clock, eviction=self.policy, quota_of=lambda owner: QUOTAS.get(owner, Quota())
         )
         self.cached: dict[Name, Known] = {}
         self.gone: list[Known] = []
@@ -98,35 +90,18 @@ class Books(RuleBasedStateMachine):
         wanted = [(True, SegmentIdentity(scope, b"", pack(system)))] if system else []
         wanted += [(False, SegmentIdentity(scope, pack(prompt.chunk_prefix), pack(chunk))) for chunk in chunks]
         missing = [name for name in dict.fromkeys(wanted) if name not in self.cached]
-        needed = sum(pages_of(name) for name in missing)
+        room = Room(self, scope.owner, missing, spared=wanted)
         found = self.manager.look_up(prompt, scope)
-        assert found.pages_needed == needed
-        free = NUM_PAGES - sum(known.pages for known in self._known())
-        evictable = {name: known for name, known in self.cached.items() if self._is_evictable(name, wanted)}
-        available = free + sum(known.pages for known in evictable.values())
+        assert found.pages_needed == room.needed
         sparing = {self.cached[name].entry for name in wanted if name in self.cached}
-        assert self.manager._books.available_pages(sparing) == available
-        surplus = self._surplus(scope.owner, needed, len(missing))
-        own = [known for known in evictable.values() if known.entry.identity.scope.owner == scope.owner]
-        within_quota = sum(known.pages for known in own) >= surplus[0] and len(own) >= surplus[1]
-        if available < needed or not within_quota:
+        assert self.manager._books.available_pages(sparing) == room.free + pages_in(room.evictable)
+        if not room.suffices:
             with pytest.raises(CapacityError):  # the invariants check that nothing changed
                 self.manager.fit(found, scope.owner)
             return
 
         lease = self.manager.lease(self.manager.fit(found, scope.owner), layout)
-        victims = [known for known in evictable.values() if known.entry.detached]
-        freed = sum(known.pages for known in victims)
-        if max(surplus) > 0:
-            own_victims = [known for known in own if known.entry.detached]
-            assert sum(known.pages for known in own_victims) >= surplus[0]
-            assert len(own_victims) >= surplus[1]
-        elif victims:  # no more than needed: without the last eviction, pages would be missing
-            assert min(free + freed - known.pages for known in victims) < needed <= free + freed
-        for known in victims:
-            self._detached(known.entry, Removal.EVICTED)
-        self._forget_freed()
-        taken = {page for known in self._known() for page in known.entry.pages}
+        taken = self._evicted(room)
         statuses = []
         for name, segment in zip(wanted, lease.segments, strict=True):
             known = self.cached.get(name)
@@ -136,7 +111,7 @@ class Books(RuleBasedStateMachine):
             known.leases += 1
             assert segment.entry is known.entry
         assert [segment.status for segment in lease.segments] == statuses
-        assert [segment.place for segment in lease.chunks] == list(layout.chunks)
+        assert [segment.place for segment in lease.segments] == [*[layout.system] * bool(system), *layout.chunks]
         assert (lease.system is None) == (not system)
         self.lookups.update(statuses[len(wanted) - len(chunks) :])
         self._check_jobs(lease, missing)
@@ -148,22 +123,13 @@ class Books(RuleBasedStateMachine):
         identities = [SegmentIdentity(scope, pack((7,)), pack(tokens(900, length))) for length in lengths]
         names = [(False, identity) for identity in identities]
         places = [Place(1, length, 1, 0) for length in lengths]
-        needed = sum(map(pages_of, names))
-        free = NUM_PAGES - sum(known.pages for known in self._known())
-        evictable = [known for name, known in self.cached.items() if self._is_evictable(name, [])]
-        surplus = self._surplus(scope.owner, needed, len(lengths))
-        own = [known for known in evictable if known.entry.identity.scope.owner == scope.owner]
-        within_quota = sum(known.pages for known in own) >= surplus[0] and len(own) >= surplus[1]
-        if free + sum(known.pages for known in evictable) < needed or not within_quota:
+        room = Room(self, scope.owner, names)
+        if not room.suffices:
             with pytest.raises(CapacityError):
                 self.manager.borrow(identities, places)
             return
         lease = self.manager.borrow(identities, places)
-        for known in evictable:
-            if known.entry.detached:
-                self._detached(known.entry, Removal.EVICTED)
-        self._forget_freed()
-        taken = {page for known in self._known() for page in known.entry.pages}
+        taken = self._evicted(room)
         for name, segment, place in zip(names, lease.segments, places, strict=True):
             known = self._created(name, segment.entry, taken)
             known.leases = 1
@@ -222,7 +188,7 @@ class Books(RuleBasedStateMachine):
     def retain(self, pick, pinned, ttl):
         known = self._pick(pick, list(self.cached.values()))
         expires_at = None if ttl is None else self.clock.now + ttl
-        others = sum(other.pages for other in self.cached.values() if other.pinned and other is not known)
+        others = pages_in(other for other in self.cached.values() if other.pinned and other is not known)
         if pinned and not known.pinned and others + known.pages > PIN_LIMIT:
             with pytest.raises(CapacityError):
                 self.manager.retain(known.entry, pinned=True, expires_at=expires_at)
@@ -277,9 +243,9 @@ class Books(RuleBasedStateMachine):
     def counters_add_up(self):
         assert self.manager.occupancy() == {
             "pages_total": NUM_PAGES,
-            "pages_free": NUM_PAGES - sum(known.pages for known in self._known()),
-            "pages_leased": sum(known.pages for known in self.cached.values() if known.leases),
-            "pages_pinned": sum(known.pages for known in self.cached.values() if known.pinned),
+            "pages_free": NUM_PAGES - pages_in(self._known()),
+            "pages_leased": pages_in(known for known in self.cached.values() if known.leases),
+            "pages_pinned": pages_in(known for known in self.cached.values() if known.pinned),
             "page_tokens": PAGE_TOKENS,
             "segments": len(self.cached),
             "segments_filling": sum(len(job.entries) for job in self.jobs),
@@ -301,13 +267,14 @@ class Books(RuleBasedStateMachine):
         assert self.manager.pool.num_free == NUM_PAGES
         self.manager.check_integrity()
 
-    def _surplus(self, owner, pages, segments):
-        """Pages and segments of ``owner`` above its limits."""
-        if owner not in QUOTAS:
-            return 0, 0
-        known = [known for known in self._known() if known.entry.identity.scope.owner == owner]
-        quota = QUOTAS[owner]
-        return sum(k.pages for k in known) + pages - quota.pages, len(known) + segments - quota.segments
+    def _evicted(self, room: "Room") -> set[int]:
+        """Checks which entries were evicted, and records it; returns the pages that entries still have."""
+        room.check_victims()
+        for known in room.evictable:
+            if known.entry.detached:
+                self._detached(known.entry, Removal.EVICTED)
+        self._forget_freed()
+        return {page for known in self._known() for page in known.entry.pages}
 
     def _known(self) -> list[Known]:
         return [*self.cached.values(), *self.gone]
@@ -329,10 +296,6 @@ class Books(RuleBasedStateMachine):
         assert taken.isdisjoint(entry.pages)
         taken.update(entry.pages)
         return Known(entry)
-
-    def _is_evictable(self, name: Name, wanted: list[Name]) -> bool:
-        known = self.cached[name]
-        return known.state is EntryState.READY and not known.leases and not known.pinned and name not in wanted
 
     def _expired(self) -> None:
         for known in list(self.cached.values()):
@@ -368,6 +331,44 @@ class Books(RuleBasedStateMachine):
             identity = job.entries[-1].identity
             assert job.prompt_ids == [*identity.prefix_ids, *identity.token_ids]
             assert job.system is None or job.chunk is None or job.chunk in behind
+
+
+class Room:
+    """Entries that may be evicted for an owner's ``missing`` segments; ``spared`` ones may not."""
+
+    def __init__(self, books: Books, owner: str, missing: list[Name], spared: Sequence[Name] = ()) -> None:
+        self.needed = sum(map(pages_of, missing))
+        self.free = NUM_PAGES - pages_in(books._known())
+        self.evictable = [
+            known
+            for name, known in books.cached.items()
+            if known.state is EntryState.READY and not known.leases and not known.pinned and name not in spared
+        ]
+        self.own = [known for known in self.evictable if known.entry.owner == owner]
+        self.surplus_pages = self.surplus_segments = 0
+        if (quota := QUOTAS.get(owner)) is not None:
+            held = [known for known in books._known() if known.entry.owner == owner]
+            self.surplus_pages = pages_in(held) + self.needed - quota.pages
+            self.surplus_segments = len(held) + len(missing) - quota.segments
+
+    @property
+    def suffices(self) -> bool:
+        return self.free + pages_in(self.evictable) >= self.needed and self._makes_up(self.own)
+
+    def check_victims(self) -> None:
+        victims = [known for known in self.evictable if known.entry.detached]
+        freed = self.free + pages_in(victims)
+        if self.surplus_pages > 0 or self.surplus_segments > 0:
+            assert self._makes_up([known for known in self.own if known.entry.detached])
+        elif victims:  # no more than needed: without the last eviction, pages would be missing
+            assert min(freed - known.pages for known in victims) < self.needed <= freed
+
+    def _makes_up(self, victims: list[Known]) -> bool:
+        return pages_in(victims) >= self.surplus_pages and len(victims) >= self.surplus_segments
+
+
+def pages_in(entries: Iterable[Known]) -> int:
+    return sum(known.pages for known in entries)
 
 
 def pages_of(name: Name) -> int:

@@ -8,15 +8,6 @@ from hypothesis import strategies as st
 from cache.pool import ChunkBlockPool
 
 
-def test_pages_come_sorted_and_come_back():
-    pool = ChunkBlockPool(4)
-    pages = pool.allocate(3)
-    assert pages == sorted(set(pages))
-    assert (pool.num_free, pool.free_pages()) == (1, set(range(4)) - set(pages))
-    pool.free(pages)
-    assert (pool.num_free, pool.free_pages()) == (4, set(range(4)))
-
-
 def test_pages_lie_side_by_side_if_so_many_do():
     """Whatever was freed in whatever order: scattered pages take a copy each."""
     pool = ChunkBlockPool(12)
@@ -48,13 +39,6 @@ def test_freeing_a_page_twice_is_refused_and_frees_none(again):
         pool.free(again)
     assert pool.free_pages() == {0, 1}
     assert pool.num_free == 2
-
-
-def test_no_pages_can_be_asked_for_and_freed():
-    pool = ChunkBlockPool(1)
-    assert pool.allocate(0) == []
-    pool.free([])
-    assert pool.num_free == 1
 
 
 @given(st.lists(st.one_of(st.integers(0, 5), st.none()), max_size=40))

@@ -33,19 +33,13 @@ def test_to_dict_has_every_field_and_is_json():
 
 
 def test_a_new_report_is_of_full_attention_with_nothing_reused():
-    report = Report.begun(PositionStrategy.OFFSET, "system", 5).to_dict()
-    assert (report["mode"], report["reason"], report["position_strategy"]) == ("full", None, "offset")
-    assert report["tokens"] == {"prompt": 5, "reused": 0, "computed": 0, "fill_computed": 0}
-    assert "segments" not in report
-
-
-def test_segments_appear_once_they_are_explained():
     report = Report.begun(PositionStrategy.OFFSET, "system", 5)
+    told = report.to_dict()
+    assert (told["mode"], told["reason"], told["position_strategy"]) == ("full", None, "offset")
+    assert told["tokens"] == {"prompt": 5, "reused": 0, "computed": 0, "fill_computed": 0}
+    assert "segments" not in told
     report.segments = []
     assert report.to_dict()["segments"] == []
-
-
-PROMPT = make_prompt((4, 5), (6, 7, 8), system=(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -53,15 +47,12 @@ PROMPT = make_prompt((4, 5), (6, 7, 8), system=(1, 2))
     [(PositionStrategy.SHARED, [0, 2, 2, 5]), (PositionStrategy.OFFSET, [0, 2, 4, 7]), (None, [0, 2, 4, 7])],
 )
 def test_segments_are_explained_with_their_logical_positions(strategy, positions):
-    layout = strategy and PositionReindexer().layout(PROMPT, strategy)
-    assert explain_segments(PROMPT, layout) == [
-        Segment(kind=kind, token_ids=ids, position=position)
-        for kind, ids, position in zip(
-            ["system", "chunk", "chunk", "question"],
-            [[1, 2], [4, 5], [6, 7, 8], [9, 9]],
-            positions,
-            strict=True,
-        )
+    prompt = make_prompt((4, 5), (6, 7, 8), system=(1, 2))
+    layout = strategy and PositionReindexer().layout(prompt, strategy)
+    kinds, ids = ["system", "chunk", "chunk", "question"], [(1, 2), (4, 5), (6, 7, 8), (9, 9)]
+    assert explain_segments(prompt, layout) == [
+        Segment(kind=kind, token_ids=token_ids, position=position)
+        for kind, token_ids, position in zip(kinds, ids, positions, strict=True)
     ]
 
 

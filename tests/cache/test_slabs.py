@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from cache.tiers.memory import MemoryTier
 from cache.tiers.slabs import Slabs
 from cache.tiers.tier import TierError
-from tests.support.pinned import PinnedMemory
-from tests.support.tier_files import address, held
+from tests.support.tier_files import PinnedMemory, address, held
 
 KIB = 1 << 10
 
@@ -25,17 +24,6 @@ def test_no_more_is_taken_than_is_said(num_bytes: int, taken: list[int]) -> None
     memory = PinnedMemory()
     Slabs(num_bytes, memory.allocate)
     assert memory.taken == taken
-
-
-def test_pieces_that_touch_are_one_again() -> None:
-    slabs = Slabs(8 * KIB, PinnedMemory().allocate)
-    lent = [slabs.take(2 * KIB) for _ in range(4)]
-    assert None not in lent
-    assert slabs.take(1) is None
-    lent[0] = lent[2] = None
-    assert slabs.take(4 * KIB) is None  # the second lies between them
-    lent[1] = None
-    assert slabs.take(6 * KIB) is not None
 
 
 @given(st.randoms(), st.lists(st.integers(0, 5000), max_size=60))

@@ -30,11 +30,7 @@ def test_windows_of_two_chunks_are_not_joined() -> None:
     assert choose_windows([1.0] * 8, places(4, 4), 8, SIZE) == [(3, 7), (7, 11)]
 
 
-@given(
-    st.lists(st.integers(1, 13), min_size=1, max_size=5),
-    st.floats(0, 1),
-    st.randoms(use_true_random=False),
-)
+@given(st.lists(st.integers(1, 13), min_size=1, max_size=5), st.floats(0, 1), st.randoms(use_true_random=False))
 def test_runs_are_whole_windows_within_chunks_and_the_budget(lengths, share, random) -> None:
     chunks = places(*lengths)
     budget = recomputed_tokens(share, chunks)

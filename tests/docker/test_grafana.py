@@ -13,7 +13,7 @@ import promql_parser
 import yaml
 
 from tests.docker.deployment import DOCKER, services
-from tests.docker.metrics import replica_series, router_series
+from tests.docker.metrics import ADDED, nodes, replica_series, router_series, selectors
 
 DASHBOARD = json.loads((DOCKER / "grafana" / "dashboards" / "tessera.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -22,7 +22,6 @@ PROVISIONING = DOCKER / "grafana" / "provisioning"
 (PROVIDER,) = yaml.safe_load((PROVISIONING / "dashboards" / "tessera.yml").read_text())["providers"]
 GRAFANA = services("cpu")["grafana"]
 MOUNTED = {target: source for source, target, _ in (mount.split(":") for mount in GRAFANA["volumes"])}
-ADDED = frozenset({"instance", "job"})
 """Labels that Prometheus adds to every series."""
 VARIABLES = {"$__rate_interval": "1m", "$__range": "1h", "$replica": ".*"}
 
@@ -39,23 +38,8 @@ def parse(expression: str) -> promql_parser.Expr:
     return promql_parser.parse(expression)
 
 
-def nodes(expression: promql_parser.Expr) -> list[promql_parser.Expr]:
-    found: list[promql_parser.Expr] = []
-    promql_parser.walk(expression, found.append)
-    return found
-
-
 def expressions(panel) -> list[promql_parser.Expr]:
     return [parse(target["expr"]) for target in panel["targets"]]
-
-
-def names(panel) -> set[str]:
-    found = itertools.chain(*map(nodes, expressions(panel)))
-    return {node.name for node in found if isinstance(node, promql_parser.VectorSelector)}
-
-
-def series():
-    return {**replica_series(), **router_series()}
 
 
 def test_the_data_source_is_the_prometheus_service():
@@ -65,7 +49,7 @@ def test_the_data_source_is_the_prometheus_service():
     assert SOURCE["jsonData"]["timeInterval"] == scraped
 
 
-def test_grafana_is_given_both_where_it_looks():
+def test_grafana_is_given_data_source_and_dashboard_where_it_looks():
     for folder in ("datasources", "dashboards"):
         assert MOUNTED[f"/etc/grafana/provisioning/{folder}"] == f"./grafana/provisioning/{folder}"
     assert MOUNTED[PROVIDER["options"]["path"]] == "./grafana/dashboards"
@@ -83,23 +67,20 @@ def test_nobody_needs_or_has_a_password():
 
 def test_every_question_goes_to_the_data_source():
     asking = [*PANELS, *DASHBOARD["templating"]["list"], *DASHBOARD["annotations"]["list"]]
-    assert {json.dumps(each["datasource"]) for each in asking} == {
-        json.dumps({"type": "prometheus", "uid": SOURCE["uid"]})
-    }
+    source = {"type": "prometheus", "uid": SOURCE["uid"]}
+    assert all(each["datasource"] == source for each in asking)
     assert not [target for panel in PANELS for target in panel["targets"] if "datasource" in target]
 
 
 def test_panels_have_ids_and_places_of_their_own():
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(set(ids)) == len(ids) > 20
-    taken = set()
-    for place in (panel["gridPos"] for panel in DASHBOARD["panels"]):
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) > 20
+    cells = []
+    for place in (panel["gridPos"] for panel in panels):
         assert place["x"] + place["w"] <= 24
-        cells = set(
-            itertools.product(range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"]))
-        )
-        assert not cells & taken
-        taken |= cells
+        columns, rows = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+        cells += itertools.product(columns, rows)
+    assert len(set(cells)) == len(cells)
 
 
 def test_panels_say_what_they_show(panel):
@@ -110,45 +91,27 @@ def test_panels_say_what_they_show(panel):
     assert references == list("ABCDEFG"[: len(references)])
 
 
-def test_series_exist(panel):
-    assert names(panel)
-    assert names(panel) <= series().keys() | {"up"}
-
-
-def test_labels_exist(panel):
-    for node in itertools.chain(*map(nodes, expressions(panel))):
-        if isinstance(node, promql_parser.VectorSelector) and node.name != "up":
-            asked = {matcher.name for matcher in node.matchers.matchers}
-            assert asked <= series()[node.name].labels | ADDED
-            if node.name in replica_series():
-                assert "instance" in asked  # the replicas selected above
-        if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
-            summed = {name for each in nodes(node.expr) for name in [getattr(each, "name", None)] if name in series()}
-            assert all(set(node.modifier.labels) <= series()[name].labels | ADDED for name in summed)
+def test_series_exist_with_their_labels(panel):
+    for expression in expressions(panel):
+        asked = selectors(expression)
+        assert asked
+        for name in asked.keys() & replica_series().keys():
+            assert "instance" in asked[name]  # the replicas selected above
 
 
 def test_legends_name_labels_that_are_left(panel):
+    series = {**replica_series(), **router_series()}
     for target, expression in zip(panel["targets"], expressions(panel), strict=True):
-        left = [set(node.modifier.labels) for node in nodes(expression) if _keeps_labels(node)]
+        sums = [node for node in nodes(expression) if isinstance(node, promql_parser.AggregateExpr)]
+        left = [set(node.modifier.labels) for node in sums if node.modifier is not None]
         if not left and isinstance(expression, promql_parser.VectorSelector):
-            left = [set(series()[expression.name].labels | ADDED)]
+            left = [set(series[expression.name].labels | ADDED)]
         named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
         assert named <= (set.intersection(*left) if left else set())
 
 
-def _keeps_labels(node) -> bool:
-    return isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None
-
-
-def test_what_grows_is_looked_at_over_time_and_nothing_else_is(panel):
-    found = list(itertools.chain(*map(nodes, expressions(panel))))
-    ranged = {node.vector_selector.name for node in found if isinstance(node, promql_parser.MatrixSelector)}
-    for name in names(panel) - {"up"}:
-        assert (name in ranged) == series()[name].grows, name
-
-
 def test_every_series_of_the_router_and_of_the_registry_is_shown():
-    shown = set().union(*map(names, PANELS))
+    shown = {name for panel in PANELS for expression in expressions(panel) for name in selectors(expression)}
     wanted = router_series().keys() | {name for name in replica_series() if name.startswith("tessera_registry_")}
     assert {name for name in wanted if not name.endswith(("_sum", "_count"))} <= shown
 
@@ -156,6 +119,5 @@ def test_every_series_of_the_router_and_of_the_registry_is_shown():
 def test_the_replicas_to_choose_from_are_those_with_a_cache_state():
     (variable,) = DASHBOARD["templating"]["list"]
     name, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"]).groups()
-    assert label in series()[name].labels | ADDED
-    assert variable["name"] == "replica"
-    assert variable["allValue"] == ".*"
+    assert label in replica_series()[name].labels | ADDED
+    assert (variable["name"], variable["allValue"]) == ("replica", ".*")

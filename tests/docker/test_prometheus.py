@@ -1,17 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker/prometheus.yml: valid for Prometheus, and scrapes the services of compose.yaml."""
+"""docker/prometheus.yml scrapes what compose.yaml serves; app/cluster/alerts.yml asks for metrics that exist."""
 
+import re
 import shutil
 import subprocess
 from pathlib import PurePosixPath
 
 import pytest
+
+pytest.importorskip("vllm")
+import promql_parser
 import yaml
 
+from machine.server_process import ROOT
 from tests.docker.deployment import DOCKER, PROFILES, health_check, program, replicas, services
+from tests.docker.metrics import replica_series, router_series, selectors
 
 PATH = DOCKER / "prometheus.yml"
 CONFIG = yaml.safe_load(PATH.read_text())
+RULES = [
+    rule
+    for group in yaml.safe_load((ROOT / "app" / "cluster" / "alerts.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
 MOUNTED = dict(mount.split(":")[1::-1] for mount in services("cpu")["prometheus"]["volumes"])
 """Mounted files in the container."""
 
@@ -55,3 +66,28 @@ def test_promtool_accepts_it_with_its_rules(tmp_path):
         if source.startswith("."):
             shutil.copy(DOCKER / source, tmp_path / PurePosixPath(target).name)
     subprocess.run([program("promtool"), "check", "config", str(tmp_path / PATH.name)], check=True)
+
+
+@pytest.fixture(params=RULES, ids=lambda rule: rule["alert"])
+def rule(request):
+    return request.param
+
+
+def test_names_are_unique():
+    names = [rule["alert"] for rule in RULES]
+    assert len(set(names)) == len(names) > 0
+
+
+def test_rules_have_what_prometheus_and_people_need(rule):
+    assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+    assert re.fullmatch(r"[A-Z]\w+", rule["alert"])
+    assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert len(rule["annotations"]["description"]) > 100
+
+
+def test_metrics_exist(rule):
+    assert selectors(promql_parser.parse(rule["expr"]))
+    assert re.search(r"(==|<|>|<=|>=) [\d.]+$", rule["expr"])  # a threshold at the end
+    named = set(re.findall(r"\btessera_\w+", rule["annotations"]["description"]))
+    assert named <= replica_series().keys() | router_series().keys()

@@ -75,6 +75,10 @@ class TesseraServer(ServerProcess):
         assert values, f"no metric {name}"
         return sum(values)
 
+    def statuses(self) -> list[str]:
+        """Statuses of each request's chunks, as the log has them with ``--log-level INFO``: ``1 hit, 2 filled``."""
+        return re.findall(r" INFO request .*? chunks: (.*?);", self.log.read_text())
+
 
 class ServerPool:
     """Starts servers on demand, about 20 s each, and keeps the most recent ones running."""

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
 from engine_ext.start.startup import start_chunk_engine
 from tests.support.engines import OPTIONS, PROMPT, ask, engine_args
+from tests.support.saved_models import large_biases, saved
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.matrix]
 
@@ -49,6 +51,19 @@ async def test_faults_are_caught(engine: ChunkEngine, fault: str) -> None:
         await engine.llm.collective_rpc("inject_fault", args=("none",))
     assert await engine.llm.reset_prefix_cache()
     await check.run_attention()
+
+
+async def test_rounding_of_large_keys_is_no_fault(model_path: Callable[[str], Path], tmp_path: Path) -> None:
+    args = replace(engine_args(saved(large_biases, model_path("tiny-llama"), tmp_path / "model")), dtype="bfloat16")
+    async with start_chunk_engine(args, replace(OPTIONS, placement="attend")) as engine:
+        assert isinstance(engine.cache, ChunkCache), engine.cache.reason
+        assert engine.cache.placement == "attend"
+        check = SelfCheck(engine.llm, engine.cache.config)
+        engine.cache.clear()
+        await engine.llm.collective_rpc("inject_fault", args=("wrong turn",))
+        assert await engine.llm.reset_prefix_cache()
+        with pytest.raises(SelfCheckError, match="turned attention: loaded KV differs"):
+            await check.run_attention()
 
 
 async def test_other_kv_is_noticed_before_the_answer_and_recomputed(engine: ChunkEngine, oracle: Any) -> None:

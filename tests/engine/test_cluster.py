@@ -200,7 +200,7 @@ def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int]
             document = text(400)
             wanted = wanted_documents("/v1/rag/chat", {"chunks": [document], "question": "?"})
             for digest in [each.key.digest for each in wanted]:
-                cluster.redis.client.hset(b"tessera:d:" + digest, bytes.fromhex(liar.id), bytes(13))
+                cluster.redis.client.hset(b"tessera:d:" + digest, bytes.fromhex(liar.id), bytes(4))
             answered = cluster.replicas["b"].chat(chunks=[document], **ASKED)
             assert statuses(answered) == ["filled"]
             assert words(answered) == words(a.chat(chunks=[document], **ASKED, cache={"mode": "chunked"}))
@@ -289,10 +289,10 @@ def pretend(redis: RedisServer) -> None:
     pipe = redis.client.pipeline(transaction=False)
     for key in list(redis.client.scan_iter("tessera:d:*")):
         for replica in [*living, b"nobody"]:
-            pipe.hset(key, replica, (1).to_bytes(1, "little") + (10**6).to_bytes(4, "little") + bytes(8))
+            pipe.hset(key, replica, (10**6 << 2 | 1).to_bytes(4, "little"))
         pipe.hset(key, b"?", b"?")
     for _ in range(50_000):
-        pipe.hset(b"tessera:d:" + random.randbytes(16), b"nobody", bytes(13))
+        pipe.hset(b"tessera:d:" + random.randbytes(16), b"nobody", bytes(4))
     pipe.sadd("tessera:replicas", "00", "zz", *(random.randbytes(6).hex() for _ in range(100)))
     pipe.set("tessera:r:00", "{}")
     pipe.execute()

@@ -72,11 +72,7 @@ class Reference:
             f"{question.question}<|end|><|assistant|>",
         ]
         system, *chunks, tail = self.tokenizer(texts)["input_ids"]
-        if strategy == "full":
-            prompt = [*system, *(token for chunk in chunks for token in chunk), *tail]
-            tokens = self.oracle.full(prompt, MAX_TOKENS).tokens
-        else:
-            tokens = getattr(self.oracle, strategy)((system, chunks, tail), MAX_TOKENS).tokens
+        tokens = self.oracle.answer(strategy, (system, chunks, tail), MAX_TOKENS).tokens
         end = tokens.index(self.tokenizer.eos_token_id) if self.tokenizer.eos_token_id in tokens else MAX_TOKENS
         return self.tokenizer.decode(tokens[:end])
 

@@ -65,6 +65,7 @@ def test_a_good_model(start: Run, model_path: Callable[[str], Path]) -> None:
     assert "ok   the engine starts, and its self-check passes: reuse is exact" in said
     assert "ok   keys and values are moved by Numba" in said
     assert "128 tokens per block" in said
+    assert "ok   works here: placement copy, placement in-place, placement attend, sparse requests" in said
     assert re.search(r"ok   CPU: .*, instructions: \w", said)
     assert ": LlamaForCausalLM, dtype float32\n" in said
     assert re.search(r"ok   attention by vLLM's kernels for \w+, which decide the layout\n", said)

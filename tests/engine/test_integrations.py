@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of docs/integrations: their code, settings and versions, on a real server."""
+"""The pages of docs/integrations, and clients and frameworks as their users call them, on a real server."""
 
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,9 @@ import httpx
 import pytest
 
 from machine.server_process import ROOT, free_port
-from tests.engine.server import TesseraServer, stream_events
+from tests.engine.server import TesseraServer
 from tests.processes import started
-from tests.support.waiting import until
+from tests.support.waiting import is_healthy, until
 
 pytestmark = pytest.mark.matrix
 
@@ -99,63 +100,71 @@ def test_a_page_names_the_versions_that_are_installed(name: str, clients: Path) 
     assert named == dict(zip(named, installed, strict=True)), f"change docs/integrations/{name}.md to what is installed"
 
 
-# Open WebUI: what `get_source_context`, `rag_template` and `add_or_update_user_message` of 0.12.4 build
+# Programs in tests/engine/clients, each with the server's address, a model's name and what to ask
 
-BRIDGE, OPENED = ("bridges.md", "The Milton Bridge is 320 meters long."), ("bridges.md", "It was opened in 1931.")
-MUSEUM = ("museums.md", "The Old Mill Museum shows farm tools.")
-
-
-def open_webui_settings() -> dict[str, str]:
-    """The table of settings on the page."""
-    return dict(re.findall(r"^\| (.*?) \| `(.*)` \|$", page("openwebui"), re.MULTILINE))
+PROGRAMS = Path(__file__).parent / "clients"
 
 
-def open_webui_sources(sources: list[tuple[str, str]]) -> list[str]:
-    """The sources (name and text) as Open WebUI writes them, numbered by file."""
-    files = list(dict.fromkeys(name for name, _ in sources))
-    return [
-        f'<source id="{files.index(name) + 1}" name="{name}" resource-type="file" resource-id="{name}">{text}</source>'
-        for name, text in sources
-    ]
+def run_client(name: str, server: TesseraServer, asked: dict[str, Any]) -> list[Any]:
+    """A program's output, a JSON value a line."""
+    program = PROGRAMS / name
+    interpreter: Path | str = CLIENTS / "python"
+    if program.suffix == ".mjs":
+        if not (modules := CLIENTS.parent / "node_modules").exists():
+            pytest.skip("Vercel's AI SDK is not installed (make test-integrations)")
+        program = shutil.copy(program, modules.parent)  # Node looks for modules beside the program
+        interpreter = "node"
+    command = [interpreter, program, f"{server.url}/v1", server.model, json.dumps(asked)]
+    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # LiteLLM asks nobody for prices
+    ran = subprocess.run(list(map(str, command)), env=environment, capture_output=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr.decode()
+    return list(map(json.loads, ran.stdout.splitlines()))
 
 
-def open_webui_body(question: str, sources: list[tuple[str, str]], *turns: dict[str, str]) -> dict[str, Any]:
-    context = "\n".join(open_webui_sources(sources))
-    template = f"### Task:\nAnswer, and cite sources by their id.\n\n<context>\n{context}\n</context>\n\n{question}"
-    messages = [*turns, {"role": "user", "content": template}]
-    cache = json.loads(open_webui_settings()["without the server's flag, the model's custom parameter `cache`"])
-    return {"messages": messages, "cache": cache, "temperature": 0, "max_tokens": 8}
-
-
-def open_webui_ask(server: TesseraServer, *asked: Any) -> tuple[str, dict[str, Any]]:
-    """Answer and report of a streamed request, as Open WebUI sends it."""
-    events = stream_events(server, CHAT, {"model": server.model, **open_webui_body(*asked)})
-    answer = "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
-    return answer, events[-1]["kv_transfer_params"]["cache"]
-
-
-def test_sources_of_open_webui_are_chunks(emptied: TesseraServer) -> None:
-    sources, question = [BRIDGE, OPENED, MUSEUM], "How long is the Milton Bridge?"
-    _, cold = open_webui_ask(emptied, question, sources)
-    assert statuses(cold) == ["filled"] * 3
-    _, warm = open_webui_ask(emptied, question, sources)
-    assert statuses(warm) == ["hit"] * 3
-    given = emptied.chat(
-        chunks=[text for _, text in sources], question=question, max_tokens=1, cache={"scope": "isolated"}
+@pytest.mark.parametrize("name", ["stream_openai.py", "stream_litellm.py", "stream_langchain.py", "stream_vercel.mjs"])
+def test_streams_are_what_clients_expect(name: str, emptied: TesseraServer, clients: Path) -> None:
+    body = {**QUESTION, "documents": DOCUMENTS}
+    emptied.post(CHAT, body)
+    whole = emptied.post(CHAT, body)
+    plain, answer, reused, *responded = run_client(
+        name, emptied, {**body, "options": {"temperature": 0, "max_tokens": QUESTION["max_tokens"]}}
     )
-    assert [chunk["key"] for chunk in warm["chunks"]] == [chunk["key"] for chunk in given["cache"]["chunks"]]
+    assert plain == content_of(emptied.post(CHAT, QUESTION))
+    assert [answer, *responded] == [content_of(whole)] * (1 + len(responded))
+    assert reused == whole["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-def test_sources_of_open_webui_are_reused_in_later_turns(emptied: TesseraServer) -> None:
-    open_webui_ask(emptied, "How long is the Milton Bridge?", [BRIDGE, OPENED, MUSEUM])
-    turns = [
-        {"role": "user", "content": "How long is the Milton Bridge?"},
-        {"role": "assistant", "content": "320 meters [1]."},
-    ]
-    _, later = open_webui_ask(emptied, "When was it opened?", [OPENED, BRIDGE, MUSEUM], *turns)
-    assert statuses(later) == ["hit"] * 3
-    _, renumbered = open_webui_ask(emptied, "When was it opened?", [MUSEUM, OPENED], *turns)
-    assert statuses(renumbered) == ["hit"] * 2
+def content_of(answer: dict[str, Any]) -> str:
+    content: str = answer["choices"][0]["message"]["content"]
+    return content
+
+
+PASSAGES = [
+    "The Milton Bridge is 320 meters long.",
+    "The Old Mill Museum shows farm tools and an oven.",
+    "The bakery on Quay Street was founded in 1987.\n\nIt is closed on Mondays, and in August.",
+]
+
+
+@pytest.mark.serve_with("--documents", "auto", "--log-level", "INFO")
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("rag_llamaindex.py", "query"),
+        ("rag_llamaindex.py", "chat"),
+        ("rag_llamaindex.py", "citations"),
+        ("rag_langchain.py", "chat"),
+        ("rag_langchain.py", "completion"),
+    ],
+)
+def test_passages_in_frameworks_own_prompts_are_found(
+    name: str, way: str, emptied: TesseraServer, clients: Path
+) -> None:
+    asked = {"way": way, "question": "How long is the bridge?", "options": {"temperature": 0, "max_tokens": 2}}
+    run_client(name, emptied, {**asked, "documents": PASSAGES})
+    run_client(name, emptied, {**asked, "documents": PASSAGES[::-1]})
+    number, status = emptied.statuses()[-1].split()
+    assert (int(number) >= len(PASSAGES), status) == (True, "hit")
 
 
 # vLLM's router
@@ -177,13 +186,6 @@ def router(emptied: TesseraServer, clients: Path, tmp_path: Path) -> Iterator[ht
         until(lambda: process.poll() is not None or is_healthy(client), why="the router is not ready")
         assert process.poll() is None, (tmp_path / "router.log").read_text()
         yield client
-
-
-def is_healthy(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health").is_success
-    except httpx.TransportError:
-        return False
 
 
 def test_vllms_router_passes_documents_and_reports_on(router: httpx.Client, emptied: TesseraServer) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No body of JSON, of any kind and up to the limits, keeps a server from answering others, or takes much memory."""
+"""No body, form, file or query, of any kind and up to the limits, keeps a server from answering others, or takes much
+memory."""
 
 import base64
 import json
@@ -15,19 +16,23 @@ import pytest
 
 from app.documents.checked_fields import MOST_ITEMS
 from app.http.json_size import MOST_BYTES as MOST_JSON
-from app.http.json_size import MOST_CONTAINERS, MOST_NAMES, MOST_VALUES
+from app.http.json_size import MOST_CONTAINERS, MOST_DIGITS, MOST_ESCAPES, MOST_FRACTIONS, MOST_NAMES, MOST_VALUES
 from tests.engine.server import TesseraServer
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.matrix]
 
 WATCH = Path(__file__).parent / "loop_watch"
-MOST_PAUSE_S = 0.15
-"""Of CPU time: 0.1 on idle cores, of which a busy machine needs half more."""
+MOST_PAUSE_S = 0.1
+"""Of CPU time."""
 MOST_BYTES = 256 << 20
 """Of memory for one request."""
 SIZE = MOST_JSON - (1 << 16)
-"""Bytes of a body, a little less than what a server takes."""
+"""Bytes of JSON, a little less than what a server takes."""
+FILE_SIZE = 63 << 20
+"""Bytes of a form or a file, a little less than `--max-body-size`."""
+QUERY_SIZE = (1 << 16) - (1 << 12)
+"""Bytes of a query, a little less than what a server takes."""
 
 Fields = dict[str, Any]
 
@@ -82,6 +87,11 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "as many arrays as may be": lambda: json.dumps(every_field([[]] * (MOST_CONTAINERS // 8))).encode(),
     "as many values as may be": lambda: json.dumps(every_field([1] * (MOST_VALUES // 8))).encode(),
     "tokens": lambda: json.dumps(chat(prompt=[7] * (MOST_VALUES - 100))).encode(),
+    "fractions": lambda: json.dumps(chat(prompt=[1.2345678901234567e-300] * MOST_FRACTIONS)).encode(),
+    "long integers": lambda: json.dumps(chat(prompt=[int("9" * MOST_DIGITS)] * (MOST_VALUES - 100))).encode(),
+    "longer integers": lambda: b'{"prompt": [' + b",".join([b"9" * 4000] * 2000) + b"]}",
+    "pieces": lambda: json.dumps(every_field("a\n" * (MOST_ESCAPES // 7))).encode(),
+    "more pieces": lambda: json.dumps(chat(question="ab\n" * (SIZE // 4 - 100))).encode(),
     "strings": lambda: json.dumps(chat(stop=["a"] * (MOST_VALUES - 100))).encode(),
     "names": lambda: json.dumps(chat(**{f"n{number}": 1 for number in range(MOST_NAMES - 100)})).encode(),
     "wrong items": lambda: json.dumps(every_field([None] * (MOST_VALUES // 8))).encode(),
@@ -96,7 +106,7 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "a word": lambda: json.dumps(every_field("x" * (SIZE // 7))).encode(),
     "a question": lambda: json.dumps(chat(question="x" * (SIZE - 1000))).encode(),
     "a message": lambda: json.dumps(chat(messages=[{"role": "user", "content": "x " * (SIZE // 2 - 1000)}])).encode(),
-    "a chunk": lambda: json.dumps(chat(chunks=["# a\n" * (SIZE // 5 - 1000)])).encode(),
+    "a chunk": lambda: json.dumps(chat(chunks=["# a few words\n" * (SIZE // 15 - 1000)])).encode(),
     "escapes": lambda: b'{"question": "' + b"\\u00e9" * (SIZE // 6 - 10) + b'"}',
     "wide characters": lambda: json.dumps(
         chat(question="x" * (SIZE - 1000) + "\U0001f600"), ensure_ascii=False
@@ -111,6 +121,45 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "an image": lambda: json.dumps(image(SIZE - 1000)).encode(),
     "a pattern": lambda: json.dumps(chat(structured_outputs={"regex": "(a|b)*" * 20_000})).encode(),
     "a grammar": lambda: json.dumps(chat(structured_outputs={"grammar": 'root ::= "a"\n' * 20_000})).encode(),
+}
+
+
+def form(*parts: tuple[str, bytes]) -> bytes:
+    """A form's body: each part with what its header says."""
+    return b"".join(b"--x\r\n%s\r\n\r\n%s\r\n" % (head.encode(), content) for head, content in parts) + b"--x--\r\n"
+
+
+FIELD = 'content-disposition: form-data; name="system"'
+FILE = 'content-disposition: form-data; name="files"; filename="a.txt"'
+FORMS: dict[str, Callable[[], bytes]] = {
+    "files": lambda: form(*[(FILE, b"word")] * 20_000),
+    "fields": lambda: form(*[(FIELD, b"word")] * 20_000),
+    "a field": lambda: form((FIELD, b"x" * FILE_SIZE)),
+    "a name": lambda: form((f'{FILE[:-1]}{"x" * (FILE_SIZE - 1000)}"', b"word")),
+    "headers": lambda: form(("a: b\r\n" * (FILE_SIZE // 6 - 100) + FILE, b"word")),
+    "a header": lambda: b"--x\r\na" + b"a" * FILE_SIZE,
+    "line ends": lambda: b"\r\n" * (FILE_SIZE // 2),
+    "boundaries": lambda: b"--x\r\n" * (FILE_SIZE // 5),
+    "other boundaries": lambda: form((FILE, b"\r\n--y" * (FILE_SIZE // 5 - 100))),
+    "parts of a boundary": lambda: form((FILE, b"\r\n-" * (FILE_SIZE // 3 - 100))),
+    "a text": lambda: form((FILE, b"word " * (FILE_SIZE // 5 - 100))),
+    "a line": lambda: form((FILE, b"x" * (FILE_SIZE - 1000))),
+    "markup": lambda: form((FILE.replace("txt", "html"), b"<b>" * (FILE_SIZE // 3 - 1000))),
+    "no form": lambda: b"\xff" * FILE_SIZE,
+}
+PAIRS: dict[str, Callable[[], bytes]] = {
+    "pairs": lambda: b"a=b&" * (SIZE // 4),
+    "a value": lambda: b"system=" + b"x" * (SIZE - 100),
+    "escapes": lambda: b"system=" + b"%41" * (SIZE // 3 - 100),
+    "nothing": lambda: b"&" * SIZE,
+}
+QUERIES: dict[str, Callable[[], str]] = {
+    "a number": lambda: "limit=" + "9" * QUERY_SIZE,
+    "pairs": lambda: "a&" * (QUERY_SIZE // 2),
+    "one name": lambda: "namespace=a&" * (QUERY_SIZE // 12),
+    "escapes": lambda: "namespace=" + "%41" * (QUERY_SIZE // 3),
+    "a cursor": lambda: "cursor=" + "A" * QUERY_SIZE,
+    "a file's name": lambda: "file=a&filename=" + "a." * (QUERY_SIZE // 2 - 9),
 }
 
 
@@ -148,15 +197,16 @@ class Watched:
 def watched(serve: Callable[..., TesseraServer], tmp_path_factory: pytest.TempPathFactory) -> Watched:
     file = tmp_path_factory.mktemp("watch") / "longest.json"
     path = os.pathsep.join(filter(None, (str(WATCH), os.environ.get("PYTHONPATH"))))
-    return Watched(serve("tiny-llama", environment={"LOOP_WATCH": str(file), "PYTHONPATH": path}), file)
+    collections = tmp_path_factory.mktemp("collections")
+    flags = ("--collections", str(collections))
+    return Watched(serve("tiny-llama", *flags, environment={"LOOP_WATCH": str(file), "PYTHONPATH": path}), file)
 
 
-def operations(watched: Watched) -> Iterator[tuple[str, str, bool]]:
-    """Method, path and whether it takes files, of each endpoint; those of no path are named as they are."""
+def operations(watched: Watched) -> Iterator[tuple[str, str]]:
+    """Method and path of each endpoint; those of no path are named as they are."""
     for path, of_path in watched.server.get("/openapi.json")["paths"].items():
-        for method, operation in of_path.items():
-            takes_files = "multipart/form-data" in operation.get("requestBody", {}).get("content", {})
-            yield method.upper(), re.sub(r"{.*?}", "x", path), takes_files
+        for method in of_path:
+            yield method.upper(), re.sub(r"{.*?}", "x", path)
 
 
 def faults(of: str, status: str, found: Fields) -> Iterator[str]:
@@ -170,16 +220,39 @@ def faults(of: str, status: str, found: Fields) -> Iterator[str]:
         yield f"{of}: {found['bytes'] >> 20} MiB ({status})"
 
 
-_LEFT_OUT = ("/sleep", "/wake_up", "/pause", "/resume", "/scale_elastic_ep", "/abort_requests", "/invocations")
-"""The last one is for administrators, and reads a body as one type of request after the other."""
+_LEFT_OUT = ("/sleep", "/wake_up", "/pause", "/resume", "/scale_elastic_ep", "/abort_requests")
+
+
+def posted(watched: Watched, body: bytes, content_type: str) -> str:
+    """All that is wrong after a body to every endpoint."""
+    wrong: list[str] = []
+    for method, path in operations(watched):
+        if method in ("POST", "PUT", "PATCH") and path not in _LEFT_OUT:
+            given = {"content": body, "headers": {"content-type": content_type}, "params": {"filename": "a.txt"}}
+            wrong += faults(f"{method} {path}", *watched.measured(method, path, **given))
+    assert watched.server.get("/v1/cache/stats")["enabled"] is not None
+    return "\n".join(wrong)
 
 
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_body_holds_nobody_up(watched: Watched, kind: str) -> None:
-    body, wrong = BODIES[kind](), []
-    for method, path, takes_files in operations(watched):
-        if method in ("POST", "PUT", "PATCH") and not takes_files and path not in _LEFT_OUT:
-            given = {"content": body, "headers": {"content-type": "application/json"}}
-            wrong += faults(f"{method} {path}", *watched.measured(method, path, **given))
+    assert not posted(watched, BODIES[kind](), "application/json")
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_form_holds_nobody_up(watched: Watched, kind: str) -> None:
+    assert not posted(watched, FORMS[kind](), "multipart/form-data; boundary=x")
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_pairs_hold_nobody_up(watched: Watched, kind: str) -> None:
+    assert not posted(watched, PAIRS[kind](), "application/x-www-form-urlencoded")
+
+
+@pytest.mark.parametrize("kind", QUERIES)
+def test_a_query_holds_nobody_up(watched: Watched, kind: str) -> None:
+    wrong: list[str] = []
+    for method, path in operations(watched):
+        if path not in _LEFT_OUT:
+            wrong += faults(f"{method} {path}", *watched.measured(method, f"{path}?{QUERIES[kind]()}"))
     assert not wrong, "\n".join(wrong)
-    assert watched.server.get("/v1/cache/stats")["enabled"] is not None

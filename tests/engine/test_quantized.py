@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.engine.server import TesseraServer, token_logprobs
-from tests.support.exactness import ask, statuses
-from tests.support.full_attention import full_attention
+from tests.support.exactness import ask, full_attention, statuses
 from tests.support.in_place import IN_PLACE
 from tests.support.tier_servers import archived, origins, to_sleep
 

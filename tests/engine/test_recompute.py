@@ -13,9 +13,8 @@ from cache.sparse import shares
 from cache.windows import choose_windows
 from engine_ext.start.startup import PAGE_TOKENS
 from tests.engine.server import TesseraServer
-from tests.support.attention import attention
 from tests.support.concurrently import rag_body
-from tests.support.exactness import ask, assert_exact, segments, statuses, token_logprobs
+from tests.support.exactness import ask, assert_exact, attention, segments, statuses, token_logprobs
 from tests.support.small_pool import SMALL
 
 Text = Callable[[int], str]

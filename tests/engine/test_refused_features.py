@@ -10,8 +10,7 @@ import pytest
 
 from tests.engine.server import TesseraServer, token_logprobs
 from tests.oracle import Oracle
-from tests.support.exactness import segments
-from tests.support.full_attention import full_attention
+from tests.support.exactness import full_attention, segments
 
 Text = Callable[[int], str]
 

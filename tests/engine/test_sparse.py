@@ -10,8 +10,7 @@ import pytest
 
 from cache.sparse import shares
 from tests.engine.server import TesseraServer, token_logprobs
-from tests.support.attention import attention
-from tests.support.exactness import STRATEGIES, SUFFIX, ask, assert_exact, kept_of, segments
+from tests.support.exactness import STRATEGIES, SUFFIX, ask, assert_exact, attention, kept_of, segments
 from tests.support.tier_servers import to_sleep
 
 Text = Callable[[int], str]

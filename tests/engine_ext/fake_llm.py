@@ -12,6 +12,7 @@ from vllm.sampling_params import SamplingParams
 from cache.config import ChunkCacheConfig
 from cache.positions.layout import Chunk, ChunkedPrompt, pack
 from cache.report import Report
+from cache.segments.holdings import DocumentKey
 from engine_ext.chunks.chunk_cache import ChunkCache, FillLimits
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
@@ -35,7 +36,7 @@ class FakeLLM:
             observability_config=SimpleNamespace(otlp_traces_endpoint=None),
         )
         self.pages: dict[int, tuple[int, tuple[int, ...]]] = {}
-        self.attention: dict[int, Measured] = {}
+        self.attention: dict[int, list[Measured]] = {}
         """Of probes: to each token of their context the same."""
         self.computed: Counter[tuple[int, ...]] = Counter()
         self.running: set[str] = set()
@@ -59,7 +60,8 @@ class FakeLLM:
             if not plan.windows:  # of another sequence
                 self._load(plan.loads, prompt_ids)
             if plan.probe is not None:
-                self.attention[plan.probe] = (1, [1 / len(prompt_ids)] * plan.num_loaded_tokens, b"")
+                weights = [1 / len(prompt_ids)] * plan.num_loaded_tokens
+                self.attention[plan.probe] = [(1, weights, b"")] * len(plan.windows)
             await self.work(len(prompt_ids) - plan.num_loaded_tokens)
             is_saved = not self.loses(prompt_ids)
             if is_saved:
@@ -119,11 +121,12 @@ async def ask(
     prompt: ChunkedPrompt,
     options: CacheOptions | None = None,
     params: SamplingParams | None = None,
+    documents: tuple[DocumentKey, ...] = (),
     **kwargs: Any,
 ) -> Report:
     """The report of one request."""
     params = params or SamplingParams(max_tokens=1)
-    ticket = Ticket(options or CacheOptions(), (None,) * len(prompt.chunks))
+    ticket = Ticket(options or CacheOptions(), (None,) * len(prompt.chunks), documents)
     engine_input: Any = {"prompt_token_ids": prompt.token_ids, REQUEST_KEY: ChunkedRequest(ticket, prompt)}
     async for _ in engine.generate(engine_input, params, f"request-{id(ticket)}", **kwargs):
         pass

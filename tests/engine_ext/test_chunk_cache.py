@@ -15,6 +15,7 @@ from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.source import SourceResult
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import CacheOptions
+from tests.cache.helpers import find
 from tests.engine_ext.fake_llm import FakeLLM, ask, chunk, make_cache, make_engine
 
 PROMPT = ChunkedPrompt((1, 2, 3), (chunk(100, 4),), (9, 9))
@@ -23,10 +24,10 @@ TIERS = {"host": 1 << 20, "file": 1 << 20}
 
 async def test_filled_segments_are_queued_for_the_tiers_and_expired_ones_dropped() -> None:
     engine, _ = make_engine(tiers=TIERS)
-    cache = engine.cache
+    cache, (chunk,) = engine.cache, PROMPT.chunks
     await ask(engine, PROMPT)
     assert len(cache.tier_writer) == cache.num_to_store == 2
-    (entry,) = (entry for entry in cache.manager.index if not entry.is_system)
+    entry = find(cache.manager, chunk.token_ids)
     cache.manager.retain(entry, pinned=False, expires_at=cache.manager.clock())
     cache.manager.expire()
     assert cache.tier_writer._to_drop == {entry.key}

@@ -3,6 +3,7 @@
 
 import asyncio
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock, call
@@ -42,9 +43,7 @@ async def test_nothing_of_before_is_found(name: str, arguments: dict[str, Any]) 
     assert [await status(engine), await status(engine)] == ["filled", "hit"]
 
 
-@pytest.mark.parametrize(
-    "name", ["reset_prefix_cache", "sleep", "pause_generation", "update_weights", "finish_weight_update"]
-)
+@pytest.mark.parametrize("name", ["reset_prefix_cache", "sleep", "pause_generation", "update_weights"])
 @pytest.mark.parametrize("fails", [False, True])
 async def test_nothing_that_was_computed_until_then_is_found(name: str, fails: bool) -> None:
     """Includes running fills, and partial changes of the weights."""
@@ -83,48 +82,56 @@ async def test_a_pause_that_keeps_vllms_cache_keeps_the_chunk_cache() -> None:
     assert await status(engine) == "hit"
 
 
-def lora(number: int, path: str) -> Any:
-    return SimpleNamespace(lora_name="a", lora_int_id=number, lora_path=path, load_inplace=False)
+class Adapters:
+    """Adapters of an engine, both named `a`, with files in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.engine, self.llm = make_engine()
+        self.folder = folder
+
+    def request(self, number: int, *, load_inplace: bool = False) -> Any:
+        return SimpleNamespace(lora_name="a", lora_int_id=number, lora_path=str(self.folder), load_inplace=load_inplace)
+
+    async def ask(self, number: int) -> tuple[str, str | None, str | None]:
+        report = await ask(self.engine, PROMPT, CacheOptions(), lora_request=self.request(number))
+        return report.mode, report.reason, report.chunks[0].status
+
+    async def statuses(self, *numbers: int) -> list[str | None]:
+        return [(await self.ask(number))[2] for number in numbers]
 
 
-async def ask_adapter(engine: ChunkEngine, adapter: Any) -> tuple[str, str | None, str | None]:
-    report = await ask(engine, PROMPT, CacheOptions(), lora_request=adapter)
-    return report.mode, report.reason, report.chunks[0].status
+@pytest.fixture
+def adapters(tmp_path: Path) -> Adapters:
+    return Adapters(tmp_path)
 
 
-async def test_an_adapter_is_told_from_others_and_from_what_it_was(tmp_path: Any) -> None:
-    engine, _ = make_engine()
-    first, second = lora(1, str(tmp_path)), lora(2, str(tmp_path))
-    assert (await ask_adapter(engine, first))[:2] == ("full", "the adapter a was not loaded by this server")
-    await engine.add_lora(first)
-    await engine.add_lora(second)
-    assert [(await ask_adapter(engine, each))[2] for each in (first, second, first)] == ["filled", "filled", "hit"]
-    assert await status(engine) == "filled"
-    again = lora(1, str(tmp_path))
-    again.load_inplace = True
-    await engine.add_lora(again)
+async def test_an_adapter_is_told_from_others_and_from_what_it_was(adapters: Adapters) -> None:
+    assert (await adapters.ask(1))[:2] == ("full", "the adapter a was not loaded by this server")
+    for number in (1, 2):
+        await adapters.engine.add_lora(adapters.request(number))
+    assert await adapters.statuses(1, 2, 1) == ["filled", "filled", "hit"]
+    assert await status(adapters.engine) == "filled"
+    again = adapters.request(1, load_inplace=True)
+    await adapters.engine.add_lora(again)
     assert not again.load_inplace, "vLLM would read the files before every step"
-    assert [(await ask_adapter(engine, again))[2] for _ in range(2)] == ["filled", "hit"]
+    assert await adapters.statuses(1, 1) == ["filled", "hit"]
 
 
-async def test_a_load_that_fails_leaves_the_adapter_and_nothing_computed_with_it(tmp_path: Any) -> None:
-    engine, llm = make_engine()
-    adapter = lora(1, str(tmp_path))
-    await engine.add_lora(adapter)
-    assert [(await ask_adapter(engine, adapter))[2] for _ in range(2)] == ["filled", "hit"]
-    llm.add_lora = AsyncMock(side_effect=RuntimeError)
+async def test_a_load_that_fails_leaves_the_adapter_and_nothing_computed_with_it(adapters: Adapters) -> None:
+    await adapters.engine.add_lora(adapters.request(1))
+    assert await adapters.statuses(1, 1) == ["filled", "hit"]
+    adapters.llm.add_lora = AsyncMock(side_effect=RuntimeError)
     with pytest.raises(RuntimeError):
-        await engine.add_lora(lora(1, "/none"))
-    assert [(await ask_adapter(engine, adapter))[2] for _ in range(2)] == ["filled", "hit"]
+        await adapters.engine.add_lora(adapters.request(1))
+    assert await adapters.statuses(1, 1) == ["filled", "hit"]
 
 
-async def test_an_adapter_whose_files_change_is_not_reused_until_it_is_loaded_again(tmp_path: Any) -> None:
-    engine, _ = make_engine()
-    weights, adapter = tmp_path / "adapter_model.safetensors", lora(1, str(tmp_path))
+async def test_an_adapter_whose_files_change_is_not_reused_until_it_is_loaded_again(adapters: Adapters) -> None:
+    weights = adapters.folder / "adapter_model.safetensors"
     weights.write_bytes(b"old")
-    await engine.add_lora(adapter)
-    assert await ask_adapter(engine, adapter) == ("chunked", None, "filled")
+    await adapters.engine.add_lora(adapters.request(1))
+    assert await adapters.ask(1) == ("chunked", None, "filled")
     weights.write_bytes(b"new weights")
-    assert await ask_adapter(engine, adapter) == ("full", "files of the adapter a changed since it was loaded", None)
-    await engine.add_lora(adapter)
-    assert await ask_adapter(engine, adapter) == ("chunked", None, "filled")
+    assert await adapters.ask(1) == ("full", "files of the adapter a changed since it was loaded", None)
+    await adapters.engine.add_lora(adapters.request(1))
+    assert await adapters.ask(1) == ("chunked", None, "filled")

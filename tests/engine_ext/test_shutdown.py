@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stopping engine waits for running work and refuses the rest."""
 
-import asyncio
 import logging
 import threading
 import time
@@ -9,11 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cache.positions.layout import Chunk, pack
-from engine_ext.client.background import Ingestion
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.client.request import CacheOptions, ResolvedRequest
-from tests.cache.helpers import SCOPE, make_prompt
 from tests.engine_ext.fake_llm import FakeLLM, make_cache
 
 
@@ -28,11 +23,6 @@ class StoppableLLM(FakeLLM):
 def engine_with(*tiers: str) -> ChunkEngine:
     llm = StoppableLLM()
     return ChunkEngine(llm, make_cache(llm, tiers=dict.fromkeys(tiers, 1)))
-
-
-@pytest.fixture
-def engine():
-    return engine_with()
 
 
 def waiting(number: int) -> list[SimpleNamespace]:
@@ -77,7 +67,8 @@ def test_nothing_is_stored_that_would_go_with_the_process(caplog):
     assert caplog.records == []
 
 
-def test_an_engine_that_has_died_is_not_waited_for(engine):
+def test_an_engine_that_has_died_is_not_waited_for():
+    engine = engine_with()
     assert not engine.has_died
     engine.llm.errored = True
     with engine.answering():
@@ -85,29 +76,8 @@ def test_an_engine_that_has_died_is_not_waited_for(engine):
     assert engine.has_died
 
 
-def test_an_engine_that_was_stopped_has_not_died(engine):
+def test_an_engine_that_was_stopped_has_not_died():
+    engine = engine_with()
     engine.shutdown(0)
     engine.llm.errored = True
     assert not engine.has_died
-
-
-def test_an_ingestion_begins_nothing_more(engine):
-    """The first round of chunks is computed; the others are reported as refused."""
-    chunks = [Chunk(pack((100 * n, 7)), n) for n in range(1, 41)]
-    frame = ResolvedRequest(make_prompt((1, 2)), CacheOptions(), SCOPE)
-    ingestion = Ingestion(frame, lambda chunk, entry: None)
-
-    async def run() -> list[str | None]:
-        results = []
-        async for result in engine.background.run(ingestion, chunks):
-            results.append(result.error)
-            engine.background.stop()
-        return results
-
-    errors = asyncio.run(run())
-    assert len(errors) == len(chunks)
-    computed = errors.index("the server is stopping")
-    assert 0 < computed < len(chunks)
-    assert errors[:computed] == [None] * computed
-    assert set(errors[computed:]) == {"the server is stopping"}
-    assert sum(engine.llm.computed.values()) == computed + 1  # the system segment

@@ -6,6 +6,8 @@ On each load, the fake engine compares the page's tag and tokens with those last
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -50,35 +52,32 @@ async def test_many_requests_compute_each_chunk_once():
     assert_idle(engine, llm)
 
 
-async def test_no_request_is_taken_on_while_too_many_fills_wait():
-    """Whether or not vLLM asks for admission beforehand."""
+@pytest.mark.parametrize("busy", [None, Caller("default")])
+async def test_while_many_fills_of_a_tenant_wait_it_gets_no_more_but_others_do(busy: Caller | None) -> None:
+    """Whether or not vLLM asks for admission beforehand; and its own don't come before another's."""
     engine, llm = make_engine(max_running=1, max_queued=2)
-    waiting = [asyncio.create_task(ask(engine, prompt(A, B, C)))]
-    await turns(3)
-    assert engine.cache.fills.num_queued >= 2
-    with pytest.raises(GracefulHTTPError, match="too many chunks wait") as raised:
-        await ask(engine, prompt(D))
+    many = prompt(A, B, C, *(chunk(1000 * i, 3) for i in range(1, 9)))
+    with calling(busy):
+        waiting = asyncio.create_task(ask(engine, many))
+        await turns(3)
+        assert engine.cache.fills.num_queued >= 2
+        with pytest.raises(GracefulHTTPError, match="too many chunks wait") as raised:
+            await ask(engine, prompt(D))
     assert raised.value.http_status == 503
-    await asyncio.gather(*waiting)
-    assert statuses(await ask(engine, prompt(D))) == ["filled"]
+    with calling(Caller("quiet")):
+        assert statuses(await ask(engine, prompt(D), CacheOptions(namespace="quiet"))) == ["filled"]
+    assert not waiting.done()
+    await waiting
+    with calling(busy):
+        assert statuses(await ask(engine, prompt(D))) == ["filled"]
     assert_idle(engine, llm)
 
 
-async def test_a_tenant_with_many_fills_refuses_no_other_and_is_not_before_its_own() -> None:
-    engine, llm = make_engine(max_running=1, max_queued=2)
-    busy, quiet = Caller("default"), Caller("quiet")
-    token = CALLER.set(busy)
-    waiting = [asyncio.create_task(ask(engine, prompt(A, B, C, *(chunk(1000 * i, 3) for i in range(1, 9)))))]
-    await turns(3)
-    with pytest.raises(GracefulHTTPError, match="too many chunks wait"):
-        await ask(engine, prompt(D))
+@contextmanager
+def calling(caller: Caller | None) -> Iterator[None]:
+    token = CALLER.set(caller)
+    yield
     CALLER.reset(token)
-    token = CALLER.set(quiet)
-    assert statuses(await ask(engine, prompt(D), CacheOptions(namespace="quiet"))) == ["filled"]
-    CALLER.reset(token)
-    assert not waiting[0].done()
-    await asyncio.gather(*waiting)
-    assert_idle(engine, llm)
 
 
 def noting(llm: FakeLLM) -> list[int]:
@@ -142,16 +141,6 @@ async def test_whoever_started_the_fills_may_leave_at_any_turn(max_running, othe
         aborted += engine.cache.manager.metrics.fills["aborted"]
         assert_idle(engine, llm)
     assert aborted or others_come_after < 3, "no fill was ever given up; the test shows less than it says"
-
-
-async def test_a_chunk_that_nobody_waits_for_is_given_up_while_the_others_go_on():
-    engine, llm = make_engine()
-    starter, other = (asyncio.create_task(ask(engine, prompt(*chunks))) for chunks in ((A, B), (B, C)))
-    await turns(3)
-    starter.cancel()
-    assert statuses(await other) == ["waited", "filled"]
-    assert A.token_ids not in llm.computed or llm.computed[SYSTEM] == 1
-    assert_idle(engine, llm)
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])

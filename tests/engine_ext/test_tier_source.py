@@ -5,6 +5,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from cache.config import ChunkCacheConfig
 from cache.costs import Costs
 from cache.lease import ChunkStatus
@@ -35,14 +37,19 @@ def source(transfers: Any, costs: Costs, system: Sequence[int] = ()) -> tuple[Ti
     return TierSource(["host", "file"], manager, lambda: transfers, costs), job
 
 
-async def test_what_a_tier_has_is_loaded_and_known_to_be_in_the_faster_ones_too() -> None:
-    transfers = FakeTransfers("file", ("file", "loaded"))
-    tiers, job = source(transfers, Costs())
+@pytest.mark.parametrize("is_computing_known", [False, True])
+async def test_what_a_tier_has_is_loaded_and_known_to_be_in_the_faster_ones_too(is_computing_known: bool) -> None:
+    """The first load tells the tier's pace, however long computing takes."""
+    costs, transfers = Costs(), FakeTransfers("file", ("file", "loaded"))
+    if is_computing_known:
+        costs.computed(num_tokens=4, seconds=0.01)
+    tiers, job = source(transfers, costs)
     found = await tiers.fetch(job, {})
     assert found is not None
     assert (found.status, found.origin) == (ChunkStatus.LOADED, "file")
     assert job.entries[0].tiers == ("host", "file")
-    assert transfers.limits == [0.0]  # nobody knows how long computing takes
+    assert transfers.limits == [0.0]
+    assert costs.loading["file"].seconds(100) is not None
 
 
 class MeetingTransfers(FakeTransfers):
@@ -64,30 +71,16 @@ class MeetingTransfers(FakeTransfers):
         return await super().load(entry, tiers, limit_s)
 
 
-async def test_a_chunk_and_the_system_prompt_before_it_load_at_once() -> None:
-    tiers, job = source(MeetingTransfers(2), Costs(), system=tokens(1, 4))
+@pytest.mark.parametrize("failed", [0, 1])
+async def test_a_chunk_and_the_system_prompt_before_it_load_at_once(failed: int) -> None:
+    """A failed load waits for the others, whose pages are being written."""
+    transfers = MeetingTransfers(2, failed)
+    tiers, job = source(transfers, Costs(), system=tokens(1, 4))
     assert len(job.entries) == 2
     async with asyncio.timeout(10):
         found = await tiers.fetch(job, {})
-    assert found is not None
-    assert found.status is ChunkStatus.LOADED
-
-
-async def test_a_failed_load_waits_for_the_others_whose_pages_are_being_written() -> None:
-    transfers = MeetingTransfers(2, failed=1)
-    tiers, job = source(transfers, Costs(), system=tokens(1, 4))
-    assert await tiers.fetch(job, {}) is None
-    assert transfers.ended == 1
-
-
-async def test_the_first_load_from_a_tier_tells_its_pace() -> None:
-    costs = Costs()
-    costs.computed(num_tokens=4, seconds=0.01)
-    transfers = FakeTransfers("file", ("file", "loaded"))
-    tiers, job = source(transfers, costs)
-    await tiers.fetch(job, {})
-    assert transfers.limits == [0.0]
-    assert costs.loading["file"].seconds(100) is not None
+    assert (found.status if found is not None else None) is (None if failed else ChunkStatus.LOADED)
+    assert transfers.ended == 2 - failed
 
 
 async def test_a_load_that_takes_longer_than_computing_is_given_up_and_computing_goes_first() -> None:

@@ -78,3 +78,37 @@ async def test_who_no_longer_waits_holds_up_nobody(cancelled: int) -> None:
     assert all(task.done() for task in work.tasks)
     work.ask("b")
     assert (await work.end(1))[-1] == "b"
+
+
+async def test_work_that_nobody_waits_for_any_more_keeps_its_turn() -> None:
+    """A thread goes on when its request is aborted: who aborts requests must not have all threads."""
+    turns, may_end, began = FairTurns(2, most_of_one=1), asyncio.Event(), list[str]()
+
+    async def work(owner: str) -> str:
+        began.append(owner)
+        await may_end.wait()
+        return owner
+
+    def ask(owner: str) -> asyncio.Task[str]:
+        return asyncio.create_task(turns.run(owner, lambda: work(owner)))
+
+    aborted, waiting = ask("a"), ask("a")
+    await steps(10)
+    aborted.cancel()
+    waiting.cancel()
+    later = [ask("a"), ask("b")]
+    await steps(10)
+    assert began == ["a", "b"]
+    may_end.set()
+    assert await asyncio.gather(*later) == ["a", "b"]
+    assert began == ["a", "b", "a"]
+
+
+async def test_work_may_fail() -> None:
+    async def work() -> None:
+        raise ValueError("it fails")
+
+    turns = FairTurns(1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="it fails"):
+            await turns.run("a", work)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segments of a worker's pool, read and written as wholes."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 from threading import Thread
 
@@ -11,34 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_ext.core.layers import BlockTable
-from engine_ext.core.pages import WrongPagesError, copy_tokens, fill_pages
-from engine_ext.core.worker import WorkerHalf
+from engine_ext.core.pages import WrongPagesError, fill_pages
 from engine_ext.wire.plan import BlockTransfer, LoadRefused, Span
 from kernels.dispatch import copier_for
-from kernels.layout import PagedTensor
-from kernels.paged import LayerKV, make_pool, pools_of
-from kernels.reference import frequencies
+from kernels.paged import pools_of
+from tests.support.workers import HEADS, NAMES, SIZE, is_equal, make_half, segment
 
-PAGES, PAGE_TOKENS, HEADS, SIZE = 12, 4, 2, 6
+PAGES, PAGE_TOKENS = 12, 4
 
 
 def worker(order=(0, 1, 2, 3)):
-    """A worker with a pool of two layers and the memory order ``order`` of pages."""
-    half = WorkerHalf(0, PAGE_TOKENS, 16)
+    """A worker with the memory order ``order`` of blocks and pages."""
     view = torch.zeros(2, 16, HEADS, SIZE).permute(*order).contiguous().permute(*torch.tensor(order).argsort())
-    blocks = PagedTensor.of(view)
-    layers = [
-        LayerKV(blocks, blocks, *(make_pool(blocks, PAGES, PAGE_TOKENS).zero_() for _ in range(2)), frequencies(SIZE))
-        for _ in range(2)
-    ]
-    half.attach(layers)
-    return half
-
-
-def segment(num_tokens, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    names = [f"{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
-    return {name: torch.randn(num_tokens, HEADS, SIZE, generator=generator) for name in names}
+    return make_half([view.clone() for _ in NAMES], PAGES, PAGE_TOKENS)
 
 
 @given(st.integers(1, 30), st.randoms(), st.sampled_from([(0, 1, 2, 3), (0, 2, 1, 3)]))
@@ -47,8 +31,7 @@ def test_what_is_written_to_any_pages_is_read_again_and_nothing_else_changes(num
     pages = sorted(rng.sample(range(PAGES), count))
     others = [page for page in range(PAGES) if page not in pages]
     half.write(pages, 7, num_tokens, segment(num_tokens))
-    found = read(half, pages, 7, num_tokens)
-    assert all(torch.equal(found[name], tensor) for name, tensor in segment(num_tokens).items())
+    assert is_equal(read(half, pages, 7, num_tokens), segment(num_tokens))
     for pool in pools_of(half.copier.layers).values():
         assert not pool[others].any()
         assert not pool[pages].flatten(0, 1)[num_tokens:].any()
@@ -80,8 +63,7 @@ def test_what_is_no_kv_of_this_pool_is_refused_and_nothing_is_written(change):
     change(found)
     with pytest.raises(WrongPagesError):
         half.write([3, 4], 8, 8, found)
-    before = read(half, [3, 4], 7, 8)
-    assert all(torch.equal(before[name], tensor) for name, tensor in segment(8, seed=1).items())
+    assert is_equal(read(half, [3, 4], 7, 8), segment(8, seed=1))
 
 
 def read(half, pages, tag, num_tokens):
@@ -159,8 +141,8 @@ def test_of_two_saves_to_a_page_in_one_step_the_later_one_stays(monkeypatch):
     half = worker()
     calls, save = [], half.copier.save
     monkeypatch.setattr(half.copier, "save", lambda *moved: (calls.append(moved), save(*moved)))
-    half.copier.layers[1].value_blocks[0, torch.arange(8)] = segment(8, seed=1)["1.value"]
-    half.copier.layers[1].value_blocks[1, torch.arange(8)] = segment(8, seed=2)["1.value"]
+    for block in (0, 1):
+        half.copier.layers[1].value_blocks[block, torch.arange(8)] = segment(8, seed=block + 1)["1.value"]
     half.save([transfer(7), replace(transfer(8), block_ids=(1,))])
     assert len(calls) == 2  # a copier's rows must not repeat
     assert torch.equal(read(half, [3, 4], 8, 8)["1.value"], segment(8, seed=2)["1.value"])
@@ -198,25 +180,19 @@ def test_layers_with_windows_have_blocks_of_their_own():
     assert half.take_stats().data["worker_refused_loads"] == 1
 
 
-def test_the_log_says_why_a_load_is_refused(caplog):
+def test_a_refused_load_is_told_once_and_the_log_says_why(caplog):
     half = worker()
     half.write([3, 4], 7, 8, segment(8))
     half.save([replace(transfer(8, (6, 7)), end_token=3)])
     half.load([transfer(9, (3, 5)), transfer(8, (6, 7))])
     said = [record.getMessage() for record in caplog.records if record.name == "engine_ext.core.worker"]
     unfinished = (f"page {page} has an unfinished fill instead of tag 8" for page in (6, 7))
+    assert (half.take_refused_blocks(), half.take_refusal()) == ({0}, LoadRefused())
+    assert (half.take_refused_blocks(), half.take_refusal()) == (set(), None)
     assert said == [
         "a load is refused: page 3 has tag 7 instead of tag 9, page 5 has no tag instead of tag 9",
         f"a load is refused: {', '.join(unfinished)}",
     ]
-
-
-def test_a_refused_load_is_told_once():
-    half = worker()
-    half.load([transfer(7)])
-    assert half.take_refused_blocks() == {0}
-    assert half.take_refusal() == LoadRefused(frozenset("r"))
-    assert half.take_refusal() is None
 
 
 @pytest.mark.parametrize("then", ["preempted", "another"])
@@ -237,52 +213,13 @@ def test_what_is_computed_behind_a_refused_load_is_nobodys(then):
     read(half, [5, 6], 8, 8)
 
 
-class Recorder:
-    """Events of a device, in their order."""
-
-    def __init__(self):
-        self.order = []
-
-    def __getattr__(self, name):
-        return lambda: self.order.append(name)
-
-    @contextmanager
-    def apart(self):
-        self.order.append("begin")
-        yield
-        self.order.append("end")
-
-
-def test_pages_are_read_after_the_save_that_fills_them_on_whatever_stream_it_is(monkeypatch):
-    half = worker()
-    half._moves = moves = Recorder()
-    save = half.copier.save
-
-    def saved(*arguments):
-        moves.order.append("save")
-        save(*arguments)
-
-    def copy(*arguments):
-        moves.order.append("read")
-        return copy_tokens(*arguments)
-
-    monkeypatch.setattr(half.copier, "save", saved)
-    monkeypatch.setattr("engine_ext.core.worker.copy_tokens", copy)
-    half.save([transfer(7)])
-    read(half, [3, 4], 7, 8)
-    assert moves.order[:5] == ["save", "queued", "wait", "begin", "read"]
-
-
 def test_the_engine_moves_other_pages_while_some_are_written(monkeypatch):
     half = worker()
-    half._moves = moves = Recorder()
 
-    def fill(*args):
+    def fill(*arguments):
         assert not half._moving.locked()
-        moves.order.append("fill")
-        fill_pages(*args)
+        fill_pages(*arguments)
 
     monkeypatch.setattr("engine_ext.core.worker.fill_pages", fill)
     half.write([3, 4], 7, 8, segment(8))
-    assert moves.order == ["wait", "begin", "fill", "end"]
     read(half, [3, 4], 7, 8)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over segments in the pool, beside the reference, which rotates keys and takes one softmax."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from itertools import pairwise
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -13,56 +14,13 @@ from hypothesis import strategies as st
 from kernels.attention import numba_attention
 from kernels.attention.numba_attention import NumbaAttention
 from kernels.attention.numba_kernel import DIVIDED_ROWS
-from kernels.attention.plan import (
-    BLOCKS,
-    POOL,
-    AttendingRow,
-    AttentionPlan,
-    Segment,
-    Tail,
-    plan_step,
-    runs_of,
-)
+from kernels.attention.plan import BLOCKS, PLACE_BITS, POOL, AttendingRow, Tail, divide, plan_step, runs_of
 from kernels.attention.reference import ReferenceAttention
-from kernels.paged import LayerKV, make_pool
-from tests.kernels.fakes import AMX, Shape, make_cache
-from tests.kernels.spans import frequencies
+from tests.kernels.attending import BLOCK, BLOCKS_EACH, PAGE, Model, fill, layer_of, segment, steps
+from tests.kernels.fakes import AMX
 
 FAST = settings(derandomize=True, deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-BLOCK, PAGE, BLOCKS_EACH, PAGES = 32, 16, 4, 24
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
-
-
-class Model(NamedTuple):
-    """Sizes of one layer."""
-
-    heads: int
-    kv_heads: int
-    dim: int
-    rotary_dim: int
-    is_neox: bool
-    dtype: torch.dtype
-    layout: str = "cpu"
-
-
-def layer_of(model: Model, num_blocks: int) -> LayerKV:
-    """Pool and blocks full of NaN."""
-    cache = make_cache(model.layout, Shape(num_blocks, BLOCK, model.kv_heads, model.dim), model.dtype)
-    pools = [make_pool(blocks, PAGES, PAGE).fill_(float("nan")) for blocks in cache.blocks]
-    return LayerKV(*cache.blocks, *pools, frequencies(model.rotary_dim, is_neox=model.is_neox))
-
-
-def fill(layer: LayerKV, plan: AttentionPlan) -> None:
-    """Random K and V where the plan reads."""
-    for source, first, end, _, _ in plan.pieces.tolist():
-        views = (layer.key_pool, layer.value_pool) if source == POOL else (layer.key_blocks, layer.value_blocks)
-        for page, at, length in plan.runs[first:end].tolist():
-            for view in views:
-                view[page, torch.arange(at, at + length)] = torch.randn(length, *view.shape[2:]).to(view.dtype)
-
-
-def segment(pages: Sequence[int], skipped: int, length: int, delta: int) -> Segment:
-    return Segment(runs_of(pages, PAGE, skipped, length), length, delta)
 
 
 MODELS = st.builds(
@@ -76,29 +34,6 @@ MODELS = st.builds(
     st.booleans(),
     st.sampled_from([(torch.float32, "cpu"), (torch.bfloat16, "cpu"), (torch.bfloat16, AMX)]),
 )
-
-
-@st.composite
-def steps(draw) -> list[AttendingRow]:
-    """Requests with prefill or decode tokens over some of six segments."""
-    known = []
-    for number in range(6):
-        pages = draw(st.permutations(range(number * 4, number * 4 + 4)))
-        skipped = draw(st.integers(0, 2 * PAGE))
-        length = draw(st.integers(1, 4 * PAGE - skipped))
-        known.append((pages, skipped, length))
-    rows, first = [], draw(st.integers(0, 2))
-    for number in range(draw(st.integers(1, 4))):
-        chosen = draw(st.lists(st.integers(0, 5), max_size=5))
-        segments = [segment(*known[each], draw(st.integers(-70, 5000))) for each in chosen]
-        skipped = draw(st.integers(0, BLOCK - 1))
-        length = draw(st.integers(1, BLOCKS_EACH * BLOCK - skipped))
-        blocks = draw(st.permutations(range(number * BLOCKS_EACH, (number + 1) * BLOCKS_EACH)))
-        count = draw(st.integers(1, min(length, 70)))
-        tail = Tail(runs_of(blocks, BLOCK, skipped, length), length)
-        rows.append(AttendingRow(first, count, segments, tail))
-        first += count + draw(st.integers(0, 2))
-    return rows
 
 
 @FAST
@@ -163,6 +98,32 @@ def test_a_segment_is_read_once_for_all_requests() -> None:
     assert [source for source, *_ in plan.pieces.tolist()] == [POOL, BLOCKS, BLOCKS, BLOCKS]
     assert plan.users[:3].tolist() == [[0, 1, 20], [1, 1, 20], [2, 2, 20]]
     assert plan.deltas.tolist() == [0, 9, 4]
+
+
+@FAST
+@given(rows=steps(), keys=st.integers(1, 40), users=st.integers(1, 40), entries=st.integers(1, 40))
+def test_units_have_what_each_token_sees_once(rows: list[AttendingRow], keys: int, users: int, entries: int) -> None:
+    plan = plan_step(rows)
+    units = divide(plan, keys, users, entries)
+    seen, read = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+    for source, first_run, end_run, first_user, end_user in plan.pieces.tolist():
+        runs = plan.runs[first_run:end_run].tolist()
+        places = [(page << PLACE_BITS) + at + i for page, at, length in runs for i in range(length)]
+        for index, turn, num_seen in plan.users[first_user:end_user].tolist():
+            seen.update((int(plan.tokens[index]), turn, source, place) for place in places[:num_seen])
+    for source, first, count, first_entry, num_entries in units.units.tolist():
+        assert (count <= keys, num_entries <= users) == (True, True)
+        for token, turn, num_seen in units.entries[first_entry : first_entry + num_entries].tolist():
+            assert 1 <= num_seen <= count
+            read.update((token, turn, source, place) for place in units.places[first : first + num_seen].tolist())
+    assert read == seen
+    for index, token in enumerate(plan.tokens.tolist()):
+        own = units.order[units.bounds[index] : units.bounds[index + 1]]
+        assert units.entries[own, 0].tolist() == [token] * len(own)
+    assert units.slices[-1].tolist() == [len(units.units), len(units.entries), len(plan.tokens)]
+    for (unit, entry, token), (end_unit, end_entry, end_token) in pairwise(units.slices.tolist()):
+        assert units.units[unit:end_unit, 4].sum() == end_entry - entry
+        assert set(units.entries[entry:end_entry, 0].tolist()) == set(plan.tokens[token:end_token].tolist())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kernels.numba_copier import NumbaCopier
@@ -26,13 +26,21 @@ from tests.kernels.spans import (
 
 pytestmark = pytest.mark.parametrize("name", COPIERS)
 FAST = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(autouse=True)
+def fake_npu(name: str, request: pytest.FixtureRequest) -> None:
+    if name.startswith("npu"):
+        request.getfixturevalue("npu")
+
+
 EMPTY = torch.empty(0, dtype=torch.int64)
 DELTAS = st.integers(-131072, 131072)
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.matrix)])
 def test_spans_are_saved_and_loaded_as_the_reference_does(name: str, times: int) -> None:
-    @settings(FAST, max_examples=times * EXAMPLES[name])
+    @settings(FAST, max_examples=times * EXAMPLES.get(name, 60))
     @given(cases(LAYOUTS_OF[name]))
     def check(case) -> None:
         if name == "triton" and case.dtype is torch.float8_e4m3fn:
@@ -59,25 +67,10 @@ def small(name: str, dim: int = 32) -> Memory:
     return Memory.poisoned(LAYOUTS_OF[name][0], shape, torch.float32, rotations)
 
 
-@pytest.mark.parametrize("delta", [1, 65536, 131072])
-def test_turned_and_turned_back(name: str, delta: int) -> None:
-    memory = small(name)
-    memory.randomize(*VIEWS)
-    before, copier = memory.clones(), COPIERS[name](memory.layers)
-    here, there, tokens = torch.arange(5, 25), torch.arange(40, 60), torch.arange(20)
-    copier.save(here, tokens)
-    copier.load(there, tokens, torch.full((20,), delta))
-    copier.save(there, tokens + 60)
-    copier.load(here, tokens + 60, torch.full((20,), -delta))
-    for layer, old in zip(memory.layers, before, strict=True):
-        at = here // 16, here % 16
-        assert same_bits(layer.value_blocks[at], old.value_blocks[at])
-        assert torch.allclose(layer.key_blocks[at], old.key_blocks[at], 0, 3e-6)
-
-
 def test_one_turn_after_another_is_their_sum(name: str) -> None:
     @settings(FAST, max_examples=20)
     @given(DELTAS, DELTAS)
+    @example(131072, -131072)
     def check(a: int, b: int) -> None:
         memory = small(name)
         memory.randomize("key_pool", "value_pool")

@@ -4,12 +4,13 @@
 import logging
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from kernels import dispatch, numba_copier
-from kernels.dispatch import copier_for
+from kernels.dispatch import attention_for, copier_for
 from kernels.layout import PagedTensor
 from kernels.paged import LayerKV, UnsupportedKVError
 from kernels.reference import frequencies
@@ -49,18 +50,34 @@ def test_with_many_threads_torch_copies(monkeypatch: pytest.MonkeyPatch) -> None
     assert copier_for(layers()).name == "torch"
 
 
-def test_an_unknown_device_is_refused() -> None:
-    with pytest.raises(UnsupportedKVError, match=r"on meta; supported: cpu, cuda, npu"):
-        copier_for(elsewhere())
+def changed(**fields: Any) -> list[LayerKV]:
+    return [replace(layers()[0], **fields)]
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e5m2, torch.float64])
-def test_an_unknown_dtype_is_refused(dtype: torch.dtype) -> None:
-    name = str(dtype).removeprefix("torch.")
-    with pytest.raises(
-        UnsupportedKVError, match=rf"are {name}; supported: one of bfloat16, float16, float32, float8_e4m3fn"
-    ):
-        copier_for(elsewhere(dtype))
+DTYPES_ARE = "supported: one of bfloat16, float16, float32, float8_e4m3fn"
+
+
+@pytest.mark.parametrize(
+    ("refused", "why"),
+    [
+        (elsewhere(), "on meta; supported: cpu, cuda, npu"),
+        (elsewhere(torch.int8), f"are int8; {DTYPES_ARE}"),
+        (elsewhere(torch.float8_e5m2), f"are float8_e5m2; {DTYPES_ARE}"),
+        (changed(key_pool=layers()[0].key_pool.bfloat16()), f"are bfloat16, float32; {DTYPES_ARE}"),
+        ([*layers(), *elsewhere()], r"one device, not on \['cpu', 'meta'\]"),
+        (changed(frequencies=frequencies(64)), "64 dims of K's head size 32"),
+        (changed(value_pool=layers()[0].value_pool[:, :, :1]), "differ in heads or head size"),
+    ],
+    ids=["device", "int8", "e5m2", "two dtypes", "two devices", "a wide rotation", "a pool of another shape"],
+)
+def test_what_no_copier_moves_is_refused(refused: list[LayerKV], why: str) -> None:
+    with pytest.raises(UnsupportedKVError, match=why):
+        copier_for(refused)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_device", lambda _: torch.device("cuda:0"))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
@@ -73,43 +90,28 @@ def test_triton_turns_fp8_on_newer_gpus_only(capability, monkeypatch: pytest.Mon
             dispatch._triton_copier(layers("2BNHD", torch.float8_e4m3fn))
 
 
-def test_mixed_dtypes_are_refused() -> None:
-    layer = layers()[0]
-    with pytest.raises(UnsupportedKVError, match="bfloat16, float32"):
-        copier_for([replace(layer, key_pool=layer.key_pool.bfloat16())])
-
-
-def test_mixed_devices_are_refused() -> None:
-    with pytest.raises(UnsupportedKVError, match=r"one device, not on \['cpu', 'meta'\]"):
-        copier_for([*layers(), *elsewhere()])
-
-
-def test_a_rotation_wider_than_the_head_is_refused() -> None:
-    with pytest.raises(UnsupportedKVError, match="64 dims of K's head size 32"):
-        copier_for([replace(layers()[0], frequencies=frequencies(64))])
-
-
-def test_pools_of_another_shape_are_refused() -> None:
-    layer = layers()[0]
-    with pytest.raises(UnsupportedKVError, match="differ in heads or head size"):
-        copier_for([replace(layer, value_pool=layer.value_pool[:, :, :1])])
-
-
-def test_without_triton_a_gpu_is_refused_not_served_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_a_gpu_is_refused_not_served_slowly(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kernels.triton_copier", None)
-    monkeypatch.setattr(dispatch, "_device", lambda _: torch.device("cuda:0"))
     with pytest.raises(UnsupportedKVError, match="Triton is needed"):
         copier_for(layers())
 
 
-def test_tiles_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_device", lambda _: torch.device("cuda:0"))
+def test_what_triton_does_not_move_is_refused_on_a_gpu(on_gpu: None) -> None:
     with pytest.raises(UnsupportedKVError, match="K has tiles of 16 tokens and 2 dimensions"):
         copier_for(layers(AMX, torch.bfloat16))
-
-
-def test_heads_too_large_for_triton_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_device", lambda _: torch.device("cuda:0"))
     wide = Memory.poisoned("BNH2D", Shape(2, 1, 1, 2048), torch.float32, [frequencies(32)])
     with pytest.raises(UnsupportedKVError, match=r"\(2048, 2048\).*up to 1024"):
         copier_for(wide.layers)
+
+
+def test_gpus_attend_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_device", lambda _: torch.device("cuda:0"))
+    assert attention_for(layers("2BNHD", torch.float16)).name == "Triton"
+    with pytest.raises(UnsupportedKVError, match=r"needs float32, float16 or bfloat16.*it is float8_e4m3fn on cuda:0"):
+        attention_for(layers("2BNHD", torch.float8_e4m3fn))
+
+
+def test_cpus_attend_by_numba() -> None:
+    assert attention_for(layers()).name == "numba"
+    with pytest.raises(UnsupportedKVError, match=r"needs float32 or bfloat16 in vLLM's CPU layouts.*it is float16"):
+        attention_for(layers(dtype=torch.float16))

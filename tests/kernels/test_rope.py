@@ -3,18 +3,12 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.rope import (
-    RotaryFrequencies,
-    distinct_deltas,
-    recover_frequencies,
-    rotate_keys,
-    rotate_keys_reference,
-    rotation_angles,
-)
+from kernels.reference import frequencies
+from kernels.rope import recover_frequencies, rotate_keys, rotation_angles
 
 FAST = settings(derandomize=True, deadline=None, max_examples=40)
 DELTAS = st.integers(-131072, 131072)
@@ -30,10 +24,6 @@ def table(inv_freq: Tensor, rows: int = 8192, magnitude: float = 1.0, scale: flo
     """The engine's own cos/sin table, in float32."""
     angles = torch.outer(torch.arange(rows, dtype=torch.float) / scale, inv_freq)
     return torch.cat((angles.cos() * magnitude, angles.sin() * magnitude), dim=-1)
-
-
-def frequencies(rotary_dim: int, is_neox: bool = True, theta: float = 10000.0) -> RotaryFrequencies:
-    return RotaryFrequencies(inverse_frequencies(rotary_dim, theta).double(), is_neox)
 
 
 @pytest.mark.parametrize("theta", [10000.0, 500000.0, 1e6])
@@ -123,67 +113,7 @@ def test_angles_of_large_deltas_are_rounded_once() -> None:
     assert torch.equal(sin[2], torch.zeros(32))
 
 
-def test_no_tokens() -> None:
-    cos, sin = rotation_angles(frequencies(32), torch.empty(0, dtype=torch.int64))
-    assert rotate_keys(torch.empty(0, 2, 32), cos, sin, True).shape == (0, 2, 32)
-
-
-@FAST
-@given(
-    tokens=st.sampled_from([1, 2, 7]),
-    heads=st.sampled_from([1, 3]),
-    dims=st.sampled_from([(32, 32), (64, 16), (80, 20), (128, 128), (256, 64)]),
-    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
-    is_neox=NEOX,
-    delta=DELTAS,
-    broadcast=st.booleans(),
-)
-def test_matches_reference(tokens, heads, dims, dtype, is_neox, delta, broadcast) -> None:
-    dim, rotary_dim = dims
-    keys = torch.randn(tokens, heads, dim, generator=torch.Generator().manual_seed(tokens)).to(dtype)
-    before = keys.clone()
-    deltas = torch.tensor([delta]) if broadcast else delta + torch.arange(tokens)
-    cos, sin = rotation_angles(frequencies(rotary_dim, is_neox), deltas)
-    rotated = rotate_keys(keys, cos, sin, is_neox)
-    expected = rotate_keys_reference(keys, cos, sin, is_neox)
-    assert rotated.dtype == dtype
-    assert torch.equal(keys, before)
-    assert torch.equal(rotated[..., rotary_dim:], keys[..., rotary_dim:])
-    # Two roundings of float32 products near the largest |key|; one step of a narrower dtype.
-    step = torch.finfo(dtype).eps * (4 if dtype == torch.float32 else 1)
-    assert torch.allclose(rotated.double(), expected.double(), rtol=step, atol=1e-6)
-
-
-@FAST
-@given(delta=DELTAS, is_neox=NEOX)
-def test_rotation_back_is_the_inverse(delta: int, is_neox: bool) -> None:
-    freqs = frequencies(64, is_neox, 1e6)
-    keys = torch.randn(3, 2, 96, generator=torch.Generator().manual_seed(1))
-    there = rotate_keys(keys, *rotation_angles(freqs, torch.tensor([delta])), is_neox)
-    back = rotate_keys(there, *rotation_angles(freqs, torch.tensor([-delta])), is_neox)
-    assert torch.allclose(back, keys, rtol=0, atol=2e-6)
-
-
-@FAST
-@given(a=DELTAS, b=DELTAS, is_neox=NEOX)
-def test_rotations_add_up(a: int, b: int, is_neox: bool) -> None:
-    freqs = frequencies(64, is_neox)
-    keys = torch.randn(2, 2, 64, generator=torch.Generator().manual_seed(2))
-    twice = keys
-    for delta in (a, b):
-        twice = rotate_keys(twice, *rotation_angles(freqs, torch.tensor([delta])), is_neox)
-    once = rotate_keys(keys, *rotation_angles(freqs, torch.tensor([a + b])), is_neox)
-    assert torch.allclose(twice, once, rtol=0, atol=3e-6)
-
-
 def test_strided_keys() -> None:
     keys = torch.randn(2, 64, 5).permute(2, 0, 1)
     cos, sin = rotation_angles(frequencies(64), torch.tensor([9]))
     assert torch.equal(rotate_keys(keys, cos, sin, True), rotate_keys(keys.contiguous(), cos, sin, True))
-
-
-@pytest.mark.parametrize("deltas", [[4], [0, 0, 7, 7, 0, -3, -3], list(range(5, -5, -1)), [-1, -1]])
-def test_distinct_deltas(deltas: list[int]) -> None:
-    distinct, which = distinct_deltas(torch.tensor(deltas))
-    assert distinct.tolist() == sorted(set(deltas))
-    assert distinct[which].tolist() == deltas

@@ -114,7 +114,7 @@ def test_vllm_finds_the_plugin():
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no folder here")
-def test_shared_memory_loses_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_loses_its_names(monkeypatch):
     """As CPU workers name it; another engine's keeps its names."""
     own, other = f"vllm_dist_{uuid4().hex}", f"vllm_dist_{uuid4().hex}"
     paths = [Path(f"/dev/shm/{identity}-tp:0-[0-1]-cpushm_{rank}") for identity in (own, other) for rank in (0, 1)]

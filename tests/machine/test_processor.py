@@ -18,11 +18,11 @@ from machine.processor import cpu_flags, cpu_model, instruction_sets
         ("fp asimd bf16", []),  # ARM
     ],
 )
-def test_instructions_are_named(flags: str, names: list[str]) -> None:
+def test_instructions_are_named(flags, names):
     assert instruction_sets(frozenset(flags.split())) == names
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists(), reason="Linux on x86 only")
-def test_this_processor_is_read() -> None:
+def test_this_processor_is_read():
     assert {"fpu", "sse2"} <= cpu_flags()
     assert cpu_model()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the benchmark's tests."""
+"""Servers without a model."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from measuring.speed import servers
+from tests.measuring.fake_server import FakeServer, serving
 from tests.measuring.helpers import Fakes, write_tokenizer
 
 
 @pytest.fixture
 def fakes(monkeypatch) -> Iterator[Fakes]:
-    """Servers without a model, in place of those that a run would start."""
+    """Servers without a model, in place of those that a run of the benchmark would start."""
     with ExitStack() as stack:
         fakes = Fakes(stack)
         monkeypatch.setattr(servers, "running", fakes.start)
@@ -29,7 +30,13 @@ def small_processes(monkeypatch) -> None:
 
 
 @pytest.fixture
+def server() -> Iterator[FakeServer]:
+    """One that answers with the first chunk."""
+    with serving(answer=lambda prompt, _: prompt.chunks[0]) as fake:
+        yield fake
+
+
+@pytest.fixture
 def model(tmp_path) -> Path:
     """A folder with the tokenizer of a byte-level model."""
-    write_tokenizer(tmp_path / "model")
-    return tmp_path / "model"
+    return write_tokenizer(tmp_path / "model")

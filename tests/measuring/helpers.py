@@ -1,22 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers without a model for workloads, and a model folder without a model."""
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from measuring.speed.samples import Sample
 from measuring.speed.servers import Server, Servers
 from measuring.speed.workloads.base import Workload
 from tests.measuring.fake_server import FakeServer, serving
 
+ROUNDS = 3
+
 
 class Fakes:
-    """Stands where ``measuring.speed.servers.running`` stands. ``state`` is that of servers yet to start."""
+    """Stands where ``measuring.speed.servers.running`` stands: pools and placements are as flags say.
+
+    ``state`` is that of servers yet to start, ``states`` has further fields by the server's name.
+    """
 
     def __init__(self, stack: ExitStack) -> None:
         self.state: dict = {}
+        self.states: dict[str, dict] = {}
         self.servers: dict[str, FakeServer] = {}
         self.flags: dict[str, tuple[str, ...]] = {}
         self.running: set[str] = set()
@@ -26,7 +36,8 @@ class Fakes:
     async def start(
         self, name: str, model: str, flags: Sequence[str], folder: Path, *, is_stock: bool
     ) -> AsyncIterator[Server]:
-        fake = self.servers[name] = self._stack.enter_context(serving(**self.state))
+        state = {**_state(flags), **self.state, **self.states.get(name, {})}
+        fake = self.servers[name] = self._stack.enter_context(serving(**state))
         self.flags[name] = tuple(flags)
         self.running.add(name)
         server = Server(name, SimpleNamespace(url=fake.url, log=folder / f"{name}.log"), is_stock=is_stock, tie=1e-3)
@@ -37,7 +48,14 @@ class Fakes:
             self.running.remove(name)
 
 
-ROUNDS = 3
+def _state(flags: Sequence[str]) -> dict:
+    """Fields of a server with these flags."""
+    given, state = dict(pairwise(flags)), {}
+    if given.get("--chunk-cache-memory", "").isdecimal():
+        state["pages_total"] = int(given["--chunk-cache-memory"]) // FakeServer.page_bytes
+    if (placement := given.get("--chunk-cache-placement")) in ("in-place", "attend"):
+        state["report"] = lambda report: {**report, "placement": placement}
+    return state
 
 
 async def run(workload: Workload) -> list[Sample]:
@@ -49,12 +67,16 @@ async def run(workload: Workload) -> list[Sample]:
     return samples
 
 
-def write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> Path:
     """One token per byte, as the random models have it."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     alphabet = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def is_gone(log: Path) -> bool:
+    """Whether the small server with this log has ended (:mod:`tests.measuring.fake_process`)."""
+    return not Path("/proc", re.search("pid ([0-9]+)", log.read_text())[1]).exists()

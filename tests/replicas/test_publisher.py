@@ -2,8 +2,7 @@
 """A replica that publishes its holdings to a real Redis, through all its failures."""
 
 import asyncio
-import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -13,9 +12,10 @@ from cache.segments.index import EntryState
 from replicas import publisher as publisher_module
 from replicas.publisher import Publisher
 from replicas.redis_registry import RedisRegistry
-from replicas.registry import Claim
-from tests.cache.registries import entry_of, key, replica
+from replicas.registry import Claim, RegistryError
+from tests.cache.helpers import entry_of, key, replica
 from tests.support.virtual_time import virtual_time
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ class Running:
     """A running publisher, and its state in the registry."""
 
     def __init__(self, redis_server):
-        self.registry = RedisRegistry(redis_server.url, timeout_s=0.2, lease_s=2)
+        self.registry = RedisRegistry(redis_server.url, timeout_s=1, lease_s=4)
         self.holdings = Holdings()
         self.takes_requests = True
         self.storages = ()
@@ -54,14 +54,12 @@ class Running:
         found = await self.registry.claims(documents)
         return [sum(claim.holding.tokens for claim in claims if claim.holder in alive) for claims in found]
 
-    async def until(self, documents, tokens, seconds=10):
-        deadline = time.monotonic() + seconds
-        while True:
-            with suppress(Exception):
-                if await self.seen(*documents) == tokens:
-                    return
-            assert time.monotonic() < deadline, self.publisher.num_errors
-            await asyncio.sleep(0.02)
+    async def until(self, documents, tokens):
+        async def is_seen():
+            with suppress(RegistryError):
+                return await self.seen(*documents) == tokens
+
+        await eventually(is_seen)
 
 
 async def test_documents_are_claimed_while_they_are_held(redis_server):
@@ -92,7 +90,21 @@ async def test_an_emptied_redis_is_told_everything_again(redis_server):
         assert running.publisher.num_errors == 0
 
 
-@pytest.mark.parametrize("fault", ["stopped", "frozen", "full"])
+@contextmanager
+def stopped(redis_server):
+    redis_server.stop()
+    yield
+    redis_server.start()
+
+
+LOST = {
+    "stopped": stopped,
+    "frozen": lambda redis_server: redis_server.frozen(),
+    "full": lambda redis_server: redis_server.configured(maxmemory="1"),
+}
+
+
+@pytest.mark.parametrize("fault", LOST)
 async def test_what_changed_while_redis_was_lost_is_right_afterwards(redis_server, fault):
     async with Running(redis_server) as running:
         old, new = entry_of(1), entry_of(2, tokens=20)
@@ -100,22 +112,13 @@ async def test_what_changed_while_redis_was_lost_is_right_afterwards(redis_serve
         await running.until([key(1)], [10])
 
         async def change():
-            while running.publisher.is_up:
-                await asyncio.sleep(0.02)
+            await eventually(lambda: not running.publisher.is_up)
             running.holdings.removed(old.key)
             running.holdings.add(key(2), new)
             await asyncio.sleep(0.5)
 
-        if fault == "stopped":
-            redis_server.stop()
+        with LOST[fault](redis_server):
             await change()
-            redis_server.start()
-        elif fault == "frozen":
-            with redis_server.frozen():
-                await change()
-        else:
-            with redis_server.configured(maxmemory="1"):
-                await change()
         await running.until([key(1), key(2)], [0, 20])
         assert len(await running.registry.replicas()) == 1
         assert running.publisher.num_errors > 0
@@ -153,10 +156,9 @@ async def published(seconds, *additions):
 
 
 def test_nothing_is_told_twice(monkeypatch):
+    held = key(1), entry_of(1)
     with virtual_time(monkeypatch, "replicas.publisher") as run:
-        assert [document for _, document in run(published(60, (key(1), entry_of(1)), (key(1), entry_of(1))))] == [
-            key(1)
-        ]
+        assert [document for _, document in run(published(60, held, held))] == [key(1)]
 
 
 def test_claims_are_repeated_before_they_expire(monkeypatch):
@@ -170,19 +172,21 @@ def test_claims_are_repeated_before_they_expire(monkeypatch):
 async def test_a_redis_that_was_never_reached_is_told_once(redis_server, caplog):
     redis_server.stop()
     async with Running(redis_server) as running:
-        while running.publisher.num_errors < 3:
-            await asyncio.sleep(0.05)
+        await eventually(lambda: running.publisher.num_errors >= 3)
     redis_server.start()
     assert [each.message.partition(":")[0] for each in caplog.records] == ["registry lost"]
 
 
 async def test_stored_documents_are_claimed_for_the_storage_and_outlive_the_replica(redis_server):
+    registry = RedisRegistry(redis_server.url, timeout_s=0.2)
+
+    async def is_claimed():
+        return await registry.claims([key(1)]) == [[Claim("cafe", Holding(Tier.DISK, 10))]]
+
     async with Running(redis_server) as running:
         running.storages = ("beef", "cafe")
-        entry = replace(entry_of(1), tiers=("file",), state=EntryState.STORED)
-        running.holdings.add(key(1), entry)
-        while not (await running.registry.claims([key(1)]))[0]:
-            await asyncio.sleep(0.02)
-    registry = RedisRegistry(redis_server.url, timeout_s=0.2)
-    assert await registry.claims([key(1)]) == [[Claim("cafe", Holding(Tier.DISK, 10))]]
+        running.holdings.add(key(1), replace(entry_of(1), tiers=("file",), state=EntryState.STORED))
+        await eventually(is_claimed)
+    assert running.left == []
+    assert await is_claimed()
     await registry.close()

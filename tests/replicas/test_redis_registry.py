@@ -11,24 +11,39 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cache.segments.holdings import Holding, Tier
 from replicas.redis_registry import BATCH, RedisRegistry
-from replicas.registry import FILL_S, Claim, Found, InProcessRegistry, RegistryError, origin_of
+from replicas.registry import FILL_S, Claim, Found, RegistryError, origin_of
 from replicas.routing import Candidate, Wanted, rank
 from replicas.signing import PeerKey
-from tests.cache.registries import holding, key, replica
+from tests.cache.helpers import holding, key, replica
 from tests.fuzzing import ends, json_values, objects
+from tests.support.registries import InProcessRegistry
 
 PATIENT_S = 10
 HANGS_S = 1
 """Timeout for tests in which Redis hangs; a responsive Redis is faster even on a busy machine."""
 
 
+SECRET = "the replicas' secret"
+
+
 @pytest.fixture
-async def redis_registry(redis_server):
-    registry = RedisRegistry(redis_server.url, timeout_s=PATIENT_S, lease_s=2)
+async def connect(redis_server):
+    """Makes registries in Redis, which are closed at the end."""
+    made = []
+
+    def registry(key=None, url=redis_server.url, **options):
+        made.append(RedisRegistry(url, key, **{"timeout_s": PATIENT_S, **options}))
+        return made[-1]
+
     yield registry
-    await registry.close()
+    for each in made:
+        await each.close()
+
+
+@pytest.fixture
+def redis_registry(connect):
+    return connect(lease_s=2)
 
 
 @pytest.fixture(params=["in process", "redis"])
@@ -92,76 +107,64 @@ async def test_a_replica_that_is_not_heard_of_is_gone_when_its_lease_ends(redis_
 async def test_everything_in_redis_expires(redis_registry, redis_server):
     await redis_registry.beat(replica(1))
     await redis_registry.publish(replica(1).id, {key(1): holding()})
-    names = redis_server.client.keys("*")
+    await redis_registry.begin_fills(replica(1).id, [key(2)])
+    names = set(redis_server.client.keys("*")) - {b"tessera:replicas"}
     assert len(names) == 3
-    assert all(redis_server.client.ttl(name) > 0 for name in names if name != b"tessera:replicas")
+    assert all(redis_server.client.ttl(name) > 0 for name in names)
+    (filler,) = redis_server.client.keys("tessera:f:*")
+    assert redis_server.client.pttl(filler) <= FILL_S * 1000
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        b"",
-        b"not json",
-        b"[" * 100_000,
-        b"{}",
-        b"[]",
-        json.dumps({**replica(1).to_dict(), "load": -1}).encode(),
-        json.dumps({**replica(1).to_dict(), "load": True}).encode(),
-        json.dumps({**replica(1).to_dict(), "url": "file:///etc/passwd"}).encode(),
-        json.dumps({**replica(1).to_dict(), "models": "m"}).encode(),
-        json.dumps({**replica(1).to_dict(), "more": 1}).encode(),
-        json.dumps({**replica(1).to_dict(), "load": 10**400}).encode(),
-        json.dumps({**replica(1).to_dict(), "name": "a\r\nx-other: b"}).encode(),
-        json.dumps({**replica(1).to_dict(), "name": "\ud800"}).encode(),
-        json.dumps({**replica(1).to_dict(), "url": "http://"}).encode(),
-        json.dumps({**replica(1).to_dict(), "url": "http://a:99999"}).encode(),
-        json.dumps({**replica(1).to_dict(), "url": "http://[::1"}).encode(),
-        json.dumps({**replica(1).to_dict(), "url": "http://999.1.1.1"}).encode(),
-        json.dumps(replica(2).to_dict()).encode(),
-    ],
-)
-async def test_what_is_no_heartbeat_is_ignored_and_counted(redis_registry, redis_server, value):
+def heartbeat(**changes):
+    return json.dumps({**replica(1).to_dict(), **changes}).encode()
+
+
+async def test_what_is_no_heartbeat_is_ignored_and_counted(redis_registry, redis_server):
     await redis_registry.beat(replica(2))
     redis_server.client.sadd("tessera:replicas", replica(1).id)
-    redis_server.client.set(f"tessera:r:{replica(1).id}", value)
-    assert await redis_registry.replicas() == [replica(2)]
-    assert redis_registry.num_invalid == 1
+    texts = [b"", b"not json", b"[" * 100_000, b"{}", b"[]"]
+    numbers = [heartbeat(load=load) for load in (-1, True, 10**400)]
+    names = [heartbeat(name=name) for name in ("a\r\nx-other: b", "\ud800")]
+    others = [
+        heartbeat(url="file:///etc/passwd"),
+        heartbeat(models="m"),
+        heartbeat(more=1),
+        heartbeat(id=replica(2).id),
+    ]
+    for number, value in enumerate([*texts, *numbers, *names, *others], 1):
+        redis_server.client.set(f"tessera:r:{replica(1).id}", value)
+        assert await redis_registry.replicas() == [replica(2)], value[:200]
+        assert redis_registry.num_invalid == number, value[:200]
 
 
-async def test_what_is_not_sealed_with_the_secret_is_ignored_and_counted(redis_server):
-    sealed = RedisRegistry(redis_server.url, PeerKey("the replicas' secret"), timeout_s=PATIENT_S)
+async def test_what_is_not_sealed_with_the_secret_is_ignored_and_counted(connect, redis_server):
+    sealed, client = connect(PeerKey(SECRET)), redis_server.client
     await sealed.beat(replica(1))
     await sealed.beat(replica(2))
-    name, other = f"tessera:r:{replica(1).id}", f"tessera:r:{replica(2).id}"
-    genuine = redis_server.client.get(name)
+    name, forged = f"tessera:r:{replica(1).id}", heartbeat(url="http://elsewhere")
+    genuine = client.get(name)
     assert await sealed.replicas() == [replica(1), replica(2)]
-    old = PeerKey("the replicas' secret", lambda: time.time() - 60)
-    forged = json.dumps({**replica(1).to_dict(), "url": "http://elsewhere"}).encode()
-    for number, value in enumerate(
-        [
-            forged,
-            genuine.replace(b"http://", b"http://x"),
-            genuine[:76] + forged,
-            PeerKey("another secret").seal("heartbeat", forged),
-            old.seal("heartbeat", genuine[76:]),
-            redis_server.client.get(other),
-        ],
-        1,
-    ):
-        redis_server.client.set(name, value)
-        assert await sealed.replicas() == [replica(2)], number
-        assert sealed.num_invalid == number
-    await sealed.close()
+    wrong = {
+        "unsealed": forged,
+        "changed": genuine.replace(b"http://", b"http://x"),
+        "another under the seal": genuine[:76] + forged,
+        "by another secret": PeerKey("another secret").seal("heartbeat", forged),
+        "old": PeerKey(SECRET, lambda: time.time() - 60).seal("heartbeat", genuine[76:]),
+        "of another replica": client.get(f"tessera:r:{replica(2).id}"),
+    }
+    for number, (kind, value) in enumerate(wrong.items(), 1):
+        client.set(name, value)
+        assert await sealed.replicas() == [replica(2)], kind
+        assert sealed.num_invalid == number, kind
 
 
-async def test_who_has_no_secret_reads_sealed_heartbeats_unchecked(redis_server, redis_registry):
+async def test_who_has_no_secret_reads_sealed_heartbeats_unchecked(connect):
     """A router that only routes."""
-    sealed = RedisRegistry(redis_server.url, PeerKey("the replicas' secret"), timeout_s=PATIENT_S)
+    sealed, plain = connect(PeerKey(SECRET)), connect()
     await sealed.beat(replica(1))
-    await redis_registry.beat(replica(2))
-    assert await redis_registry.replicas() == [replica(1), replica(2)]
+    await plain.beat(replica(2))
+    assert await plain.replicas() == [replica(1), replica(2)]
     assert await sealed.replicas() == [replica(1)]
-    await sealed.close()
 
 
 @pytest.mark.parametrize(
@@ -178,38 +181,22 @@ def test_a_replicas_url_is_an_origin(url, origin):
     assert origin_of(url) == origin
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://a/path",
-        "http://a/?query",
-        "http://a?",
-        "http://a#fragment",
-        "http://user:password@a",
-        "http://a@b",
-        "http://a\\@b",
-        "http://169.254.169.254",
-        "http://169.254.169.254:80",
-        "http://2852039166",
-        "http://0xa9fea9fe",
-        "http://169.254.43518",
-        "http://[fe80::1]",
-        "http://[::ffff:169.254.169.254]",
-        "http://224.0.0.1",
-        "ftp://a",
-        "http:a",
-        "//a",
-        "a:8000",
-        "",
-        "http://a:x",
-        "http://a:-1",
-        "http://a b",
-        "http://a\nb",
-    ],
-)
-def test_what_is_none_is_refused(url):
-    with pytest.raises(ValueError, match=r"URL|scheme|address"):
-        origin_of(url)
+NO_ORIGINS = {
+    "of another scheme": ["ftp://a", "file:///etc/passwd", "//a", "a:8000", ""],
+    "without a host": ["http:a", "http://", "http://[::1", "http://999.1.1.1"],
+    "with no port": ["http://a:x", "http://a:-1", "http://a:99999"],
+    "with more": ["http://a/path", "http://a/?query", "http://a?", "http://a#fragment", "http://user:password@a"],
+    "with tricks": ["http://a@b", "http://a\\@b", "http://a b", "http://a\nb"],
+    "link-local": ["http://169.254.169.254", "http://169.254.169.254:80", "http://[fe80::1]", "http://224.0.0.1"],
+    "link-local in disguise": ["http://2852039166", "http://0xa9fea9fe", "http://[::ffff:169.254.169.254]"],
+}
+
+
+@pytest.mark.parametrize("kind", NO_ORIGINS)
+def test_urls_that_are_none_are_refused(kind):
+    for url in NO_ORIGINS[kind]:
+        with pytest.raises(ValueError, match=r"URL|scheme|address"):
+            origin_of(url)
 
 
 async def test_what_is_no_claim_is_ignored_and_counted(redis_registry, redis_server):
@@ -223,82 +210,70 @@ async def test_what_is_no_claim_is_ignored_and_counted(redis_registry, redis_ser
     assert redis_registry.num_invalid == 3
 
 
-async def test_claims_of_earlier_versions_count(redis_registry, redis_server):
-    field, value = bytes.fromhex(replica(1).id), bytes([1]) + (70).to_bytes(4, "little") + bytes(8)
-    redis_server.client.hset(b"tessera:d:" + key(1).digest, field, value)
-    assert await redis_registry.claims([key(1)]) == [[Claim(replica(1).id, Holding(Tier.HOST, 70))]]
-
-
 async def test_ids_that_are_no_text_are_ignored_and_forgotten(redis_registry, redis_server):
     redis_server.client.sadd("tessera:replicas", b"\xff\xfe", "")
     assert await redis_registry.replicas() == []
     assert redis_server.client.smembers("tessera:replicas") == set()
 
 
-@pytest.mark.parametrize("call", ["beat", "replicas", "publish", "claims", "leave"])
-async def test_a_redis_that_does_not_answer_costs_the_timeout_only(redis_server, call):
-    registry = RedisRegistry(redis_server.url, timeout_s=HANGS_S)
-    calls = {
-        "beat": lambda: registry.beat(replica(1)),
-        "replicas": registry.replicas,
-        "publish": lambda: registry.publish(replica(1).id, {key(1): holding()}),
-        "claims": lambda: registry.claims([key(1)]),
-        "leave": lambda: registry.leave(replica(1).id),
-    }
-    await calls[call]()
+CALLS = {
+    "beat": lambda registry: registry.beat(replica(1)),
+    "replicas": lambda registry: registry.replicas(),
+    "publish": lambda registry: registry.publish(replica(1).id, {key(1): holding()}),
+    "claims": lambda registry: registry.claims([key(1)]),
+    "begin_fills": lambda registry: registry.begin_fills(replica(1).id, [key(1)]),
+    "leave": lambda registry: registry.leave(replica(1).id),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_redis_that_does_not_answer_costs_the_timeout_only(connect, redis_server, name):
+    registry, call = connect(timeout_s=HANGS_S), CALLS[name]
+    await call(registry)
     with redis_server.frozen(), pytest.raises(RegistryError, match=f"did not answer within {HANGS_S} s"):
-        await calls[call]()
+        await call(registry)
     await asyncio.sleep(0.1)
-    await calls[call]()
+    await call(registry)
     redis_server.stop()
     with pytest.raises(RegistryError, match="Redis"):
-        await calls[call]()
+        await call(registry)
     redis_server.start()
-    await calls[call]()
-    await registry.close()
+    await call(registry)
 
 
-async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(redis_server):
-    registry = RedisRegistry(redis_server.url, timeout_s=HANGS_S)
+async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(connect, redis_server):
+    registry = connect(timeout_s=HANGS_S)
     await registry.publish(replica(1).id, {key(1): holding(1), key(2): holding(2)})
     with redis_server.frozen(), pytest.raises(RegistryError):
         await registry.claims([key(1)])
     assert await registry.claims([key(2)]) == [[Claim(replica(1).id, holding(2))]]
-    await registry.close()
 
 
-async def test_a_full_redis_still_answers_questions(redis_registry, redis_server):
-    await redis_registry.publish(replica(1).id, {key(1): holding()})
+async def test_a_full_redis_still_answers_questions_and_keeps_nobody_from_computing(redis_registry, redis_server):
+    await redis_registry.publish(replica(2).id, {key(1): holding(10)})
+    claims = [Claim(replica(2).id, holding(10))]
     with redis_server.configured(maxmemory="1", **{"maxmemory-policy": "noeviction"}):
-        with pytest.raises(RegistryError, match="memory"):
-            await redis_registry.publish(replica(1).id, {key(2): holding()})
-        with pytest.raises(RegistryError, match="memory"):
-            await redis_registry.beat(replica(1))
-        assert await redis_registry.claims([key(1)]) == [[Claim(replica(1).id, holding())]]
+        for name in ("publish", "beat"):
+            with pytest.raises(RegistryError, match="memory"):
+                await CALLS[name](redis_registry)
+        assert await redis_registry.claims([key(1)]) == [claims]
+        found = await redis_registry.begin_fills(replica(1).id, [key(1), key(2)])
+    assert found == [Found(claims, replica(1).id), Found([], replica(1).id)]
 
 
-async def test_clusters_in_other_databases_see_nothing(redis_server):
+async def test_clusters_in_other_databases_see_nothing(connect, redis_server):
     url = redis_server.url.rpartition("/")[0] if redis_server.url.count("/") > 2 else redis_server.url
-    ours, theirs = (RedisRegistry(f"{url}/{database}", timeout_s=PATIENT_S) for database in (0, 1))
+    ours, theirs = (connect(url=f"{url}/{database}") for database in (0, 1))
     await ours.beat(replica(1))
     await ours.publish(replica(1).id, {key(1): holding()})
     assert await theirs.replicas() == []
     assert await theirs.claims([key(1)]) == [[]]
-    await ours.close()
-    await theirs.close()
 
 
-async def test_a_password_is_not_repeated_in_errors(redis_server):
-    registry = RedisRegistry(redis_server.url.replace("redis://", "redis://user:secret@"), timeout_s=PATIENT_S)
+async def test_a_password_is_not_repeated_in_errors(connect, redis_server):
     with pytest.raises(RegistryError) as caught:
-        await registry.replicas()
+        await connect(url=redis_server.url.replace("redis://", "redis://user:secret@")).replicas()
     assert "secret" not in str(caught.value)
-    await registry.close()
-
-
-def test_another_scheme_is_refused():
-    with pytest.raises(ValueError, match="scheme"):
-        RedisRegistry("http://127.0.0.1:6379")
 
 
 async def test_a_look_up_of_many_documents_is_one_round_trip(redis_registry, redis_server):
@@ -313,28 +288,12 @@ async def test_a_look_up_of_many_documents_is_one_round_trip(redis_registry, red
 async def test_who_says_first_that_it_computes_a_document_is_told_to_the_others(registry):
     one, two = replica(1).id, replica(2).id
     await registry.publish(two, {key(2): holding(20)})
-    assert await registry.begin_fills(one, [key(1), key(2)]) == [
-        Found([], one),
-        Found([Claim(two, holding(20))], one),
-    ]
+    assert await registry.begin_fills(one, [key(1), key(2)]) == [Found([], one), Found([Claim(two, holding(20))], one)]
     assert await registry.begin_fills(two, [key(1), key(3)]) == [Found([], one), Found([], two)]
     assert await registry.begin_fills(one, [key(1)]) == [Found([], one)]
     await registry.publish(one, {key(1): holding(10)})
     assert await registry.begin_fills(two, [key(1)]) == [Found([Claim(one, holding(10))], two)]
     assert await registry.begin_fills(two, []) == []
-
-
-async def test_what_is_to_be_computed_expires(redis_registry, redis_server):
-    await redis_registry.begin_fills(replica(1).id, [key(1)])
-    (name,) = redis_server.client.keys("tessera:f:*")
-    assert 0 < redis_server.client.pttl(name) <= FILL_S * 1000
-
-
-async def test_a_full_redis_keeps_nobody_from_computing(redis_registry, redis_server):
-    await redis_registry.publish(replica(2).id, {key(1): holding(10)})
-    with redis_server.configured(maxmemory="1"):
-        found = await redis_registry.begin_fills(replica(1).id, [key(1), key(2)])
-    assert found == [Found([Claim(replica(2).id, holding(10))], replica(1).id), Found([], replica(1).id)]
 
 
 async def test_who_is_there_is_one_round_trip_unless_it_has_changed(redis_registry, redis_server):
@@ -355,13 +314,12 @@ async def test_who_is_there_is_one_round_trip_unless_it_has_changed(redis_regist
     assert await commands() == (1, 1)
 
 
-async def test_who_joins_while_others_are_asked_for_stays(redis_registry, redis_server):
-    newcomer = RedisRegistry(redis_server.url, timeout_s=PATIENT_S)
+async def test_who_joins_while_others_are_asked_for_stays(redis_registry, connect):
+    newcomer = connect()
     await asyncio.gather(
         *(redis_registry.replicas() for _ in range(20)), *(newcomer.beat(replica(n)) for n in range(9))
     )
     assert len(await redis_registry.replicas()) == 9
-    await newcomer.close()
 
 
 IDS = [replica(1).id.encode(), replica(2).id.encode(), b"\xff", b"", b"ab cd", b"AB", b"x"]
@@ -374,9 +332,7 @@ changes = st.one_of(
     objects(id=st.sampled_from([replica(2).id, "ab cd", "AB", "\ud800"])),
     objects(fingerprint=json_values, models=json_values, capacity_tokens=json_values, more=json_values),
 )
-heartbeats = st.binary(max_size=40) | changes.map(
-    lambda changed: json.dumps({**replica(1).to_dict(), **changed}).encode()
-)
+heartbeats = st.binary(max_size=40) | changes.map(lambda changed: heartbeat(**changed))
 values = st.one_of(
     heartbeats,
     st.dictionaries(st.sampled_from(IDS) | st.binary(max_size=8), st.binary(max_size=14), min_size=1, max_size=3),
@@ -388,9 +344,9 @@ ours = st.sampled_from([b"replicas", *(b"r:" + id for id in IDS), *(kind + key(1
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(ours, values, max_size=5), st.sets(st.sampled_from(IDS), max_size=4), heartbeats)
-def test_whatever_redis_holds_under_our_names_it_is_ignored_or_can_be_used(redis_server, held, members, heartbeat):
+def test_whatever_redis_holds_under_our_names_it_is_ignored_or_can_be_used(redis_server, held, members, own):
     client = redis_server.client
-    held = {b"r:" + IDS[0]: heartbeat, **held}
+    held = {b"r:" + IDS[0]: own, **held}
     client.flushall()
     for name, value in held.items():
         put = {dict: lambda n, v: client.hset(n, mapping=v), set: lambda n, v: client.sadd(n, *v)}
@@ -432,20 +388,15 @@ def wrong_type():
             raise
 
 
-@pytest.mark.parametrize("call", ["beat", "publish", "begin_fills"])
-async def test_a_primary_that_became_a_replica_loses_its_connections(redis_registry, redis_server, call):
+@pytest.mark.parametrize("name", ["beat", "publish", "begin_fills"])
+async def test_a_primary_that_became_a_replica_loses_its_connections(redis_registry, redis_server, name):
     """Otherwise writes are refused for as long as the connection lasts, although the name leads to a new primary."""
-    calls = {
-        "beat": lambda: redis_registry.beat(replica(1)),
-        "publish": lambda: redis_registry.publish(replica(1).id, {key(1): holding(10)}),
-        "begin_fills": lambda: redis_registry.begin_fills(replica(1).id, [key(1)]),
-    }
-    await calls[call]()
+    await CALLS[name](redis_registry)
     own = [each["id"] for each in redis_server.client.client_list() if each["cmd"] != "client|list"]
     assert len(own) == 1
     redis_server.client.replicaof("127.0.0.1", "9")
     with pytest.raises(RegistryError, match="read only replica"):
-        await calls[call]()
+        await CALLS[name](redis_registry)
     redis_server.client.replicaof("NO", "ONE")
-    await calls[call]()
+    await CALLS[name](redis_registry)
     assert own[0] not in [each["id"] for each in redis_server.client.client_list()]

@@ -7,13 +7,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.segments.holdings import DocumentKey, Holding, Tier
+from cache.segments.holdings import Holding, Tier
 from replicas.registry import Claim
 from replicas.routing import LOAD_TOKENS, Candidate, Wanted, home_of, rank
-
-
-def key(number):
-    return DocumentKey(number.to_bytes(16, "big"))
+from tests.cache.helpers import key
 
 
 def replicas(number, loads=()):

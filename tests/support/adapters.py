@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_ext.start.chunk_adapter import NOTE
-from engine_ext.start.fingerprint import files_digest
+from engine_ext.start.weights import files_digest
 from tests.oracle import Oracle
 
 RANK, ALPHA = 4, 8

@@ -23,11 +23,7 @@ OPTIONS = ChunkCacheOptions(
 def engine_args(model: Path) -> AsyncEngineArgs:
     os.environ["PYTHONPATH"] = python_path()
     return AsyncEngineArgs(
-        model=str(model),
-        dtype="float32",
-        max_model_len=2048,
-        enforce_eager=True,
-        kv_cache_memory_bytes=256 << 20,
+        model=str(model), dtype="float32", max_model_len=2048, enforce_eager=True, kv_cache_memory_bytes=256 << 20
     )
 
 

@@ -40,10 +40,13 @@ def ask(server: TesseraServer, strategy: str, chunks: list[str], question: str, 
 
 
 def segments(report: dict[str, Any]) -> tuple[list[int], list[list[int]], list[int]]:
+    """System segment, chunks, and the question with what is read again before it."""
     kinds = [segment["kind"] for segment in report["segments"]]
-    assert kinds == ["system", *["chunk"] * (len(kinds) - 2), "question"]
+    num_again = kinds.count("reread")
+    assert kinds == ["system", *["chunk"] * (len(kinds) - 2 - num_again), *["reread"] * num_again, "question"]
     ids = [segment["token_ids"] for segment in report["segments"]]
-    return ids[0], ids[1:-1], ids[-1]
+    end = len(ids) - 1 - num_again
+    return ids[0], ids[1:end], [token for each in ids[end:] for token in each]
 
 
 def assert_exact(
@@ -89,7 +92,7 @@ def windows_of(report: dict[str, Any]) -> list[list[tuple[int, int]]] | None:
 
 def contexts_of(report: dict[str, Any]) -> list[list[int]] | None:
     """The tokens that each chunk was computed behind, besides the system segment."""
-    contexts = [segment.get("context", []) for segment in report["segments"][1:-1]]
+    contexts = [segment.get("context", []) for segment in report["segments"] if segment["kind"] == "chunk"]
     return contexts if any(contexts) else None
 
 
@@ -97,16 +100,35 @@ def statuses(response: dict[str, Any]) -> list[str]:
     return [chunk["status"] for chunk in response["cache"]["chunks"]]
 
 
+def full_attention(server: TesseraServer, chunks: list[str], question: str, reason: str) -> dict[str, Any]:
+    assert reason in server.client.get("/v1/cache/stats").json()["reason"]
+    response = ask(server, "shared", chunks, question)
+    report = response["cache"]
+    assert report["mode"] == "full"
+    assert reason in report["reason"]
+    assert [chunk["status"] for chunk in report["chunks"]] == [None] * len(chunks)
+    return response
+
+
+def attention(
+    server: TesseraServer, oracle: Oracle, report: dict[str, Any], layer: int, strategy: str = "offset"
+) -> list[list[float]]:
+    """The question's attention to each token of each chunk of a report, less that of one without content."""
+    system, chunks, question = segments(report)
+    asked = {"chunks": ["a"], "question": "N/A", "max_tokens": 1, "cache": {"explain": True, "recompute": 0}}
+    blank = segments(server.post("/v1/rag/chat", asked)["cache"])[2]
+    paid, at_least = (
+        oracle.attention(strategy, (system, chunks, each), [layer], report.get("opening")) for each in (question, blank)
+    )
+    return [[a - b for a, b in zip(*each, strict=True)] for each in zip(paid, at_least, strict=True)]
+
+
 def assert_filled_hit_and_mixed_are_exact(
     server: TesseraServer, oracle: Oracle, text: Text, steps: int = STEPS
 ) -> None:
     for strategy in STRATEGIES:
         system, a, b, c = text(20), text(200), text(37), text(64)
-        for chunks, expected in (
-            ([a, b], ["filled", "filled"]),
-            ([b, a], ["hit", "hit"]),
-            ([c, a], ["filled", "hit"]),
-        ):
+        for chunks, expected in (([a, b], ["filled", "filled"]), ([b, a], ["hit", "hit"]), ([c, a], ["filled", "hit"])):
             response = ask(server, strategy, chunks, text(15), system=system, max_tokens=steps)
             assert statuses(response) == expected
             assert_exact(response, oracle, strategy, steps=steps)

@@ -11,7 +11,6 @@ import httpx
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import SecretStr
-from vllm.sampling_params import SamplingParams
 
 from app.access.middleware import AccessMiddleware
 from app.cluster.peers import Peers
@@ -19,20 +18,18 @@ from app.cluster.prefillers import Prefillers
 from app.routes.peer import router
 from cache.config import ChunkCacheConfig
 from cache.positions.layout import ChunkedPrompt
-from cache.report import Report
 from cache.segments.holdings import DocumentKey
 from cache.tiers.kept import KeptMemory
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.client.request import REQUEST_KEY, CacheOptions, ChunkedRequest, Ticket
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from engine_ext.wire.worker_messages import Answer
 from replicas.peer_file import FINGERPRINT_HEADER, PeerFileError, fetch_file
 from replicas.registry import Replica
 from replicas.signing import PeerAuth, PeerKey
 from tests.cache.helpers import PAGE_TOKENS
-from tests.engine_ext.fake_llm import FakeLLM, chunk
+from tests.engine_ext.fake_llm import FakeLLM, ask, chunk
 from tests.support.context import make_context
 
 SYSTEM = (1, 2, 3, 4, 5)
@@ -40,6 +37,11 @@ A, B = chunk(100, 30), chunk(200, 40)
 SECRET = "a secret of some length"
 LARGEST = 1 << 20
 """Bytes that a file can have."""
+
+
+def document_key(chunk):
+    """The key under which replicas claim a chunk's document."""
+    return DocumentKey(chunk.packed[:4] * 4)
 
 
 class FakeTransfers:
@@ -155,23 +157,14 @@ class Node:
 
     async def ask(self, *chunks, adapter=None):
         numbered = tuple(replace(each, document=i) for i, each in enumerate(chunks))
-        prompt = ChunkedPrompt(SYSTEM, numbered, (9, 9))
-        keys = tuple(DocumentKey(each.packed[:4] * 4) for each in chunks)
-        ticket = Ticket(CacheOptions(), (None,) * len(chunks), keys)
-        request = ChunkedRequest(ticket, prompt)
+        documents = tuple(map(document_key, chunks))
         lora = SimpleNamespace(lora_name=adapter, lora_int_id=1, lora_path="/none") if adapter else None
         if lora is not None:
             await self.engine.add_lora(lora)
-        outputs = self.engine.generate(
-            {"prompt_token_ids": prompt.token_ids, REQUEST_KEY: request},
-            SamplingParams(max_tokens=1),
-            f"{id(ticket)}",
-            **({"lora_request": lora} if lora else {}),
-        )
-        async for _ in outputs:
-            pass
+        prompt = ChunkedPrompt(SYSTEM, numbered, (9, 9))
+        report = await ask(self.engine, prompt, documents=documents, **({"lora_request": lora} if lora else {}))
         await self.tell()
-        return [(each.status, each.origin) for each in Report.model_validate(ticket.report).chunks]
+        return [(each.status, each.origin) for each in report.chunks]
 
     async def tell(self):
         await self.registry.publish(self.id, self.cache.holdings.take_changes(1000)[0])

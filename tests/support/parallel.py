@@ -9,13 +9,7 @@ import pytest
 
 from tests.engine.server import TesseraServer, token_logprobs
 from tests.oracle import Oracle
-from tests.support.exactness import (
-    STRATEGIES,
-    ask,
-    assert_exact,
-    segments,
-    statuses,
-)
+from tests.support.exactness import STRATEGIES, ask, assert_exact, segments, statuses
 
 Text = Callable[[int], str]
 

@@ -2,13 +2,13 @@
 """Servers with tiers."""
 
 import itertools
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tests.engine.conftest import ALWAYS_FETCHING, COMMON
 from tests.engine.server import TesseraServer
+from tests.support.waiting import until
 
 
 class Directory:
@@ -35,11 +35,8 @@ class Directory:
 
 def archived(server: TesseraServer) -> dict[str, Any]:
     """Waits until everything is stored; returns the stats."""
-    deadline = time.monotonic() + 60
-    while (stats := server.stats())["occupancy"]["archive_waiting"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return stats
+    until(lambda: not server.occupancy()["archive_waiting"])
+    return server.stats()
 
 
 def to_sleep(server: TesseraServer) -> None:

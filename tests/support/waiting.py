@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
+
 
 def until(condition: Callable[[], Any], seconds: float = 60, why: str = "") -> None:
     """Waits until a condition holds; fails after a timeout."""
@@ -13,6 +15,14 @@ def until(condition: Callable[[], Any], seconds: float = 60, why: str = "") -> N
     while not condition():
         assert time.monotonic() < deadline, why
         time.sleep(0.005)
+
+
+def is_healthy(client: httpx.Client) -> bool:
+    """Whether a server answers and is ready."""
+    try:
+        return client.get("/health").is_success
+    except httpx.TransportError:
+        return False
 
 
 async def eventually(condition: Callable[[], Any], seconds: float = 15) -> None:

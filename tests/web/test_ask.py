@@ -185,6 +185,26 @@ def test_a_stream_that_breaks_off_is_told(example):
     expect(example.locator(".answer-text")).to_have_text("The")
 
 
+@pytest.mark.parametrize(
+    ("cache", "words", "row"),
+    [
+        ({"reread": 0.3}, "chunks most: the model reads", "and read again"),
+        ({"sparse": {"budget_tokens": 100}}, "are left out", "%"),
+    ],
+)
+def test_what_the_question_attends_to_is_told(example, cache, words, row):
+    def choosing(route: Route) -> None:
+        body = route.request.post_data_json
+        route.continue_(post_data=json.dumps({**body, "cache": {**body.get("cache", {}), **cache}}))
+
+    example.route("**/v1/rag/chat", choosing)
+    ask(example)
+    expect(example.locator(".report .reason")).to_contain_text(words)
+    example.locator(".report summary").click()
+    expect(example.locator(".report details table")).to_contain_text("Question’s attention")
+    expect(example.locator(".report details table")).to_contain_text(row)
+
+
 def test_text_is_never_read_as_html(page):
     file = f"# {HOSTILE}\n{HOSTILE}\n"
     page.locator("#chunk-files").set_input_files(

@@ -2,18 +2,15 @@
 """The page's files and their responses."""
 
 import re
-import tomllib
-from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
-from httpx import ASGITransport, AsyncClient
 
 from app.models.demo_model import DEMO_MODEL
+from tests.serving import client_of
 from web.example import STATIC, Example, example_file
 from web.page import pages, read
 
-ROOT = Path(__file__).parents[2]
 FILES = sorted(path.name for path in STATIC.iterdir())
 POLICY = {
     "default-src": "'none'",
@@ -30,7 +27,7 @@ POLICY = {
 async def get(path, example=None, **headers):
     app = FastAPI()
     app.include_router(pages(example))
-    async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
+    async with client_of(app) as client:
         return await client.get(path, headers=headers)
 
 
@@ -56,17 +53,16 @@ async def test_there_is_nothing_else(path):
     assert (await get(path)).status_code == 404
 
 
-@pytest.mark.parametrize("model", ["some/model", str(DEMO_MODEL)])
-def test_an_example_has_an_order_of_its_documents_for_each_question(model):
-    example = Example.read(example_file(model))
+@pytest.mark.parametrize(
+    ("model", "begins"), [("some/model", "The Sparrow"), (str(DEMO_MODEL), "The access code of Falcon")]
+)
+async def test_a_model_that_brings_an_example_is_shown_with_it(model, begins):
+    """With an order of its documents for each question."""
+    file = example_file(model)
+    assert (await get("/web/example.json", read(file))).json()["documents"][0].startswith(begins)
+    example = Example.read(file)
     assert len(example.orders) == len(example.questions)
     assert all(sorted(order) == list(range(len(example.documents))) for order in example.orders)
-
-
-async def test_a_model_that_brings_an_example_is_shown_with_it():
-    own = await get("/web/example.json", read(example_file(str(DEMO_MODEL))))
-    assert own.json()["documents"][0].startswith("The access code of Falcon")
-    assert (await get("/web/example.json")).json()["documents"][0].startswith("The Sparrow")
 
 
 def test_files_have_a_licence_and_name_no_other_host():
@@ -87,9 +83,3 @@ def test_nothing_is_read_as_html_or_code():
 def test_the_page_has_no_inline_script_and_no_inline_style():
     text = (STATIC / "index.html").read_text()
     assert re.findall(r"<script(?![^>]* src=)[^>]*>|<style| style=| on[a-z]+=|javascript:", text) == []
-
-
-def test_the_package_has_the_page():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    for target in project["tool"]["hatch"]["build"]["targets"].values():
-        assert "web" in target.get("packages", target.get("include"))

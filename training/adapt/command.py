@@ -72,7 +72,7 @@ def _prepared(args: argparse.Namespace) -> Any:
     import torch
     from transformers import AutoTokenizer
 
-    from engine_ext.start.fingerprint import UnknownWeightsError, files_digest, model_folder
+    from engine_ext.start.weights import UnknownWeightsError, files_digest, model_folder
     from measuring.quality.questions.datasets import load_questions
     from training.adapt.material import Material, MaterialError, Template, read_passages
     from training.adapt.model import load

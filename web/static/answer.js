@@ -87,7 +87,7 @@ export class Answer {
     const { report } = this;
     return report === null ? [factList(facts)] : [
       factList(facts), tokenBar(report.tokens), this.timings(), chunkTable(report, this.title),
-      ...(report.reason ? [el("p", { className: "reason" }, `Full attention: ${report.reason}.`)] : []),
+      ...remarks(report).map((words) => el("p", { className: "reason" }, words)),
     ];
   }
 
@@ -107,6 +107,18 @@ function factList(facts) {
     ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 
+/** Sentences about what decided, and about chunks that were read again or left out. */
+function remarks({ mode, reason, decision, chunks, tokens: { reread, left_out: leftOut } }) {
+  const again = chunks.filter((chunk) => chunk.reread).length;
+  const kept = chunks.filter((chunk) => chunk.kept !== false).length;
+  return [
+    ...(reason ? [`Full attention: ${reason}.`] : []),
+    ...(decision && mode === "chunked" ? [`Decided by the server: ${decision.why}.`] : []),
+    ...(reread ? [`The question attends to ${again} of ${chunks.length} chunks most: the model reads ${tokens(reread)} again.`] : []),
+    ...(leftOut ? [`The question attends to ${kept} of ${chunks.length} chunks most: ${tokens(leftOut)} are left out.`] : []),
+  ];
+}
+
 /** Reused and computed tokens as a bar, repeated in words below. */
 function tokenBar({ prompt, reused, computed }) {
   const bar = el("div", { className: "bar", "aria-hidden": "true" },
@@ -121,16 +133,18 @@ function tokenBar({ prompt, reused, computed }) {
 }
 
 function chunkTable(report, title) {
+  const isMeasured = report.chunks.some((chunk) => chunk.share !== undefined);
   const rows = report.chunks.map((chunk) => [
     number(String(chunk.index + 1) + (chunk.part ? `, part ${chunk.part.join("/")}` : "")),
-    badge(chunk.status ?? "full", chunk.origin),
+    el("span", {}, badge(chunk.status ?? "full", chunk.origin), chunk.reread ? " and read again" : ""),
     number(count(chunk.tokens)),
+    ...(isMeasured ? [number(percent(chunk.share))] : []),
     el("code", {}, chunk.key ? `${chunk.key.slice(0, 8)}…` : "–"),
   ]);
   return el("details", {},
     el("summary", {}, chunkSummary(report)),
     el("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": `Chunks, ${title}` },
-      table("Chunks of this answer", ["#Chunk", "Status", "#Tokens", "Key"], rows)));
+      table("Chunks of this answer", ["#Chunk", "Status", "#Tokens", ...(isMeasured ? ["#Question’s attention"] : []), "Key"], rows)));
 }
 
 /** "12 chunks: 11 hit, 1 filled" */

@@ -9,6 +9,7 @@ from contextlib import suppress
 import uvicorn
 from pydantic import ValidationError
 
+from app.access.client_limits import BoundedProtocol
 from app.access.exposure import ExposedError, checked_host, known_tenants
 from app.access.tenants import TenantsFileError
 from app.cluster.router.app import build_app
@@ -72,6 +73,7 @@ def _configured(arguments: Sequence[str]) -> uvicorn.Config:
         build_app(settings, tenants),
         checked_host(settings.host, tenants, allow_anonymous=settings.allow_anonymous),
         settings.port,
+        http=BoundedProtocol,
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=GRACE_S,

@@ -18,7 +18,7 @@ from app.cluster.router.forwarding import REPLICA_HEADER, Headers, forwarded, pa
 from app.cluster.router.metrics import RouterMetrics
 from app.cluster.router.prefill import Prefill
 from app.documents.request_documents import parse_body
-from app.http.messages import has_files, read_body
+from app.http.messages import has_files, in_thread_if_long, read_body
 from app.http.refusals import refusal
 from replicas.registry import Replica
 
@@ -88,7 +88,7 @@ class Proxy:
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         name = next((value.decode("latin-1") for key, value in scope["headers"] if key == REPLICA_HEADER), None)
-        parsed = None if has_files(scope) else parse_body(scope["path"], body)
+        parsed = None if has_files(scope) else await in_thread_if_long(len(body), parse_body, scope["path"], body)
         replicas = (await self._chooser.choose(scope["path"], parsed, name))[:MOST_ATTEMPTS]
         body, headers = await self._prefill.prepared(scope, body, parsed, replicas)
         for attempt, replica in enumerate(replicas, 1):

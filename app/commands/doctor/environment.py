@@ -3,9 +3,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -14,7 +12,7 @@ from app.advice import INSTALL, advice_for
 from app.commands.doctor.finding import Finding
 from machine.progress import first_line
 from machine.server_process import ROOT
-from machine.version import tessera_version
+from machine.version import distributions, tessera_version, version_of
 
 PACKAGES: Final = ("app", "cache", "engine_ext", "kernels", "machine", "measuring", "replicas", "training", "web")
 """Tessera's packages that are imported."""
@@ -62,7 +60,7 @@ def _names() -> Iterator[Finding]:
             fix = "take that folder off PYTHONPATH, or install Tessera in an environment of its own"
             yield Finding("FAIL", f"{name} is imported from {folder}, not from {ROOT / name}", fix)
             return
-        if others := sorted({*_distributions().get(name, ())} - {"tessera-rag"}):
+        if others := sorted({*distributions().get(name, ())} - {"tessera-rag"}):
             fix = "install Tessera in an environment of its own"
             yield Finding("warn", f"{', '.join(others)} has a package {name}, as Tessera has", fix)
 
@@ -80,7 +78,7 @@ def _packages() -> Iterator[Finding]:
             yield Finding("warn", f"{name} ({purpose}): {problem}", f"pip install --force-reinstall {package}")
         else:
             there.append(name)
-    yield Finding("ok", ", ".join(f"{name} {_version(name)}" for name in there))
+    yield Finding("ok", ", ".join(f"{name} {version_of(name)}" for name in there))
 
 
 def _companions() -> Iterator[Finding]:
@@ -91,7 +89,7 @@ def _companions() -> Iterator[Finding]:
     if broken:
         harm = _import_problem("transformers.modeling_utils")
         names = ", ".join(broken)
-        text = f"{names}: built for another torch than torch {_version('torch')}"
+        text = f"{names}: built for another torch than torch {version_of('torch')}"
         yield Finding("FAIL" if harm else "warn", text, f"pip uninstall -y {' '.join(broken)}")
 
 
@@ -100,12 +98,12 @@ def _vllm() -> Iterator[Finding]:
         yield Finding("FAIL", "vLLM is not installed", INSTALL)
         return
     if problem := _import_problem("engine_ext.wire.vllm_compat") or _import_problem("app.server"):
-        text = f"vLLM {_version('vllm')} can't be used: {problem}"
+        text = f"vLLM {version_of('vllm')} can't be used: {problem}"
         yield Finding("FAIL", text, advice_for(problem) or INSTALL)
         return
     from engine_ext.wire.vllm_compat import version_warning, vllm_version
 
-    libraries = ", ".join(f"{name} {_version(name)}" for name in ("torch", "transformers"))
+    libraries = ", ".join(f"{name} {version_of(name)}" for name in ("torch", "transformers"))
     if warning := version_warning():
         yield Finding("warn", f"{warning}; with {libraries}", "the self-check decides; if it fails: " + INSTALL)
     else:
@@ -130,18 +128,3 @@ def _import_problem(module: str) -> str | None:
     except Exception as error:  # libraries with mismatched binaries raise all kinds of errors
         return first_line(error)
     return None
-
-
-@cache
-def _distributions() -> Mapping[str, list[str]]:
-    return packages_distributions()  # slow: reads every distribution's metadata
-
-
-def _version(module: str) -> str:
-    """The version of a module's distribution, for people."""
-    for name in [module, *_distributions().get(module, ())]:
-        try:
-            return distribution(name).version
-        except PackageNotFoundError:
-            continue
-    return "of unknown version"

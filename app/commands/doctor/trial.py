@@ -19,6 +19,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from app.advice import advice_for, remedy_for
 from app.commands.doctor.finding import Finding
 from app.settings import Settings
+from engine_ext.start.positions import model_config
+from engine_ext.start.refusals import ATTEND, DECODING, IN_PLACE, MEASURED
 from engine_ext.start.startup import SWITCHED_OFF
 from engine_ext.start.support import unsupported_reason
 from engine_ext.start.vllm_log import telling_lines
@@ -35,12 +37,19 @@ _COPIERS: Final = {
     "Triton": "Triton's kernels",
     "torch_npu": "torch_npu's operators, layer by layer",
 }
+_INSTEAD: Final = {
+    IN_PLACE: "leave out --chunk-cache-placement in-place: chunks are copied",
+    ATTEND: "leave out --chunk-cache-placement attend: chunks are copied",
+    MEASURED: "leave out --chunk-sparse-budget, --chunk-recompute, --chunk-reread: such requests run in full attention",
+    DECODING: "leave out --decode-sparse-budget: generated tokens attend to everything",
+}
+"""Advice where settings ask for what is refused."""
 
 
 def refused_before_start(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
-    """Checks flags and model without an engine. Raises vLLM's error for a model that can't be loaded."""
+    """Checks flags and model without an engine. Raises an error for flags or a model that the start refuses."""
     engine_args = AsyncEngineArgs.from_cli_args(args)
-    model = engine_args.create_model_config()
+    model = model_config(engine_args, settings.chunk_position_strategy, settings.chunk_window)
     if settings.chunk_cache == "off":
         yield Finding("FAIL", f"the chunk cache is {SWITCHED_OFF}", remedy_for(SWITCHED_OFF))
     elif reason := unsupported_reason(engine_args, model, in_place=settings.chunk_cache_placement == "in-place"):
@@ -76,12 +85,33 @@ def _described(found: dict[str, Any], settings: Settings) -> Iterator[Finding]:
     if found["isa"] is not None:
         yield Finding("ok", f"attention by vLLM's kernels for {found['isa']}, which decide the layout")
     yield Finding("ok", f"layout: {found['layout']}")
+    yield from _abilities(found, settings)
     pool = ByteSize(found["pool_bytes"]).human_readable()
     yield Finding("ok", f"pool: {found['tokens']} tokens in {pool} per worker")
     if settings.chunk_adapter is not None:
         yield Finding("ok", f"chunks are computed with the adapter {settings.chunk_adapter}")
     fix = None if found["is_known"] else "measure it: tessera calibrate MODEL"
     yield Finding("info" if fix else "ok", f"positions of requests that name no strategy: {found['strategy']}", fix)
+
+
+def _abilities(found: dict[str, Any], settings: Settings) -> Iterator[Finding]:
+    """Says what works with this engine, and what doesn't: a warning if the settings ask for it."""
+    placement = settings.chunk_cache_placement
+    asked = {f"placement {placement}": found["placement"] == placement}
+    if settings.needs_attention:
+        asked[MEASURED] = True
+    if settings.decode_sparse_budget is not None:
+        asked[DECODING] = found["decode_budget"] is not None
+    by_reason: dict[str | None, list[str]] = {}
+    for name, reason in found["refusals"].items():
+        unknown = None if asked.get(name, True) else "the log says why"
+        by_reason.setdefault(reason or unknown, []).append(name)
+    for reason, names in by_reason.items():
+        if reason is None:
+            yield Finding("ok", f"works here: {', '.join(names)}")
+        else:
+            advice = "; ".join(_INSTEAD[name] for name in names if name in asked) or None
+            yield Finding("warn" if advice else "info", f"does not work here: {', '.join(names)}: {reason}", advice)
 
 
 @contextmanager

@@ -40,7 +40,10 @@ def main() -> None:
 
 
 async def _try(args: "Namespace", settings: "Settings") -> dict[str, Any]:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
     from app.server import prepare, started_app
+    from engine_ext.start.refusals import refusals
 
     prepare(args, settings)
     async with started_app(args, settings) as (_, engine):
@@ -52,6 +55,9 @@ async def _try(args: "Namespace", settings: "Settings") -> dict[str, Any]:
             "tokens": engine.cache.num_tokens,
             "strategy": engine.strategy.described(),
             "is_known": engine.strategy.is_known,
+            "placement": engine.cache.placement,
+            "decode_budget": engine.decode_budget,
+            "refusals": await refusals(engine, AsyncEngineArgs.from_cli_args(args), settings.chunk_cache_placement),
             **description,
         }
 

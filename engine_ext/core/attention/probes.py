@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The attention that a request's tokens pay to each token of its context, in a few layers.
 
-A *probe* is a request that attends to its context in the pool and computes a question behind it. Its queries meet the
-keys of the context where these are read, so what is measured is the model's own attention over the composed context.
+A *probe* is a request that attends to its context in the pool and computes questions behind it, each as if it were
+alone. Their queries meet the keys of the context where these are read, so what is measured is the model's own attention
+over the composed context.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,37 +21,46 @@ from kernels.rope import AngleTables, rotate_keys
 
 _MOST_LOGITS: Final = 1 << 24
 Measured = tuple[int, list[float], bytes]
-"""Rows, each of one token in one layer; their sum of attention to each token of the context; and, of the probe's own
-tokens from the plan's ``probed_from`` on, the sums over layers of that to each span, float32 ``[tokens, spans]``."""
+"""Of one question: rows, each of one token in one layer; their sum of attention to each token of the context; and, of
+its tokens from the plan's ``probed_from`` on, the sum over layers of that to each span, float32 ``[tokens, spans]``."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """A probe under way: its sums so far, and its own keys by layer.
+    """A question of a probe under way: its sums so far, and its own keys by layer.
 
-    ``weights`` are sums over ``num_rows`` rows, each one token in one layer. ``by_token`` ``[own tokens, spans]`` has
-    each token's sum over layers, if the plan asks for some.
+    Its tokens are ``[first, end)`` of the request. ``weights`` are sums over ``num_rows`` rows, each one token in one
+    layer. ``by_token`` ``[own tokens, spans]`` has each token's sum over layers, if the plan asks for some.
     """
 
     plan: TransferPlan
+    first: int
+    end: int
     turns: AngleTables
     weights: Tensor
     by_token: Tensor
-    num_seen: int
     num_rows: int = 0
     own: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, plan: TransferPlan) -> "_Running":
-        turns = torch.tensor([-span.delta for span in plan.loads])
-        weights, by_token = torch.zeros(plan.num_loaded_tokens), torch.zeros(0, len(plan.loads))
-        return cls(plan, AngleTables(turns), weights, by_token, plan.num_loaded_tokens)
+    def all_of(cls, plan: TransferPlan) -> "list[_Running]":
+        """The questions of a probe, in order."""
+        questions, first = [], plan.num_loaded_tokens
+        for window in plan.windows:
+            # The question's tokens are so many positions behind their place; the context's keys move along with them.
+            shift = first - window.position
+            turns = AngleTables(torch.tensor([-span.delta - shift for span in plan.loads]))
+            weights, by_token = torch.zeros(plan.num_loaded_tokens), torch.zeros(0, len(plan.loads))
+            questions.append(cls(plan, first, first + window.length, turns, weights, by_token))
+            first += window.length
+        return questions
 
     def add(self, layer: str, kv: LayerKV, query: Tensor, key: Tensor, scale: float) -> None:
         """Add the attention of new tokens, float32 ``query`` ``[tokens, heads, D]``, ``key`` ``[tokens, heads, D]``."""
         earlier = self.own.get(layer, key[:0])
         own = self.own[layer] = torch.cat([earlier, key])
         cos, sin = self.turns.of(kv.frequencies)
+        query = query * scale  # and not the logits, which are many
         logits = []
         for i, span in enumerate(self.plan.loads):
             turned = rotate_keys(query, cos[i : i + 1], sin[i : i + 1], kv.frequencies.is_neox)
@@ -58,7 +68,7 @@ class _Running:
             logits.append(_products(turned, keys))
         seen = torch.arange(len(own)) <= len(earlier) + torch.arange(len(query))[:, None]
         logits.append(_products(query, own).masked_fill(~seen[:, None], -torch.inf))
-        shares = (torch.cat(logits, -1) * scale).softmax(-1)
+        shares = torch.cat(logits, -1).softmax(-1)
         paid = shares[..., : len(self.weights)].mean((0, 2))
         self.weights += paid.sum(0)
         self.num_rows += len(query)
@@ -80,7 +90,7 @@ class _Running:
 
 
 class ProbingRow(NamedTuple):
-    """Tokens ``[first, end)`` of a step, which a probe has not seen yet."""
+    """Tokens ``[first, end)`` of a step, which belong to one question and have not been measured yet."""
 
     running: _Running
     first: int
@@ -96,17 +106,20 @@ class Probes:
     def __init__(self, layers: Mapping[str, LayerKV], request_ids: Callable[[], Sequence[str]]) -> None:
         self._layers = layers
         self._request_ids = request_ids
-        self._running: dict[str, _Running] = {}
-        self._measured: dict[int, _Running] = {}
+        self._running: dict[str, list[_Running]] = {}
+        self._num_seen: dict[str, int] = {}
+        self._measured: dict[int, list[_Running]] = {}
         """By the probes' numbers, until they are taken: a probe answers before this worker learns of its end."""
 
     def update(self, started: Mapping[str, TransferPlan], ended: Iterable[str]) -> None:
         """Take in new probes, and forget ended ones."""
         for request_id in ended:
             self._running.pop(request_id, None)
+            self._num_seen.pop(request_id, None)
         for request_id, plan in started.items():
             if plan.probe is not None:
-                self._running[request_id] = self._measured[plan.probe] = _Running.of(plan)
+                self._running[request_id] = self._measured[plan.probe] = _Running.all_of(plan)
+                self._num_seen[request_id] = plan.num_loaded_tokens
 
     @property
     def is_idle(self) -> bool:
@@ -117,12 +130,14 @@ class Probes:
         """The tokens of a step that count, each token of a probe once."""
         found = []
         for request_id, row in zip(self._request_ids(), rows, strict=False):
-            running = self._running.get(request_id)
-            if running is None or row.length <= running.num_seen:
+            if request_id not in self._running or row.length <= (seen := self._num_seen[request_id]):
                 continue
-            new = min(row.num_tokens, row.length - running.num_seen)
-            running.num_seen = row.length
-            found.append(ProbingRow(running, row.first + row.num_tokens - new, row.first + row.num_tokens))
+            self._num_seen[request_id] = row.length
+            begin = row.length - row.num_tokens
+            for question in self._running[request_id]:
+                first, end = max(question.first, begin, seen), min(question.end, row.length)
+                if first < end:
+                    found.append(ProbingRow(question, row.first + first - begin, row.first + end - begin))
         return found
 
     def measure(self, layer: str, query: Tensor, key: Tensor, rows: Iterable[ProbingRow], scale: float) -> None:
@@ -136,14 +151,15 @@ class Probes:
                 part = slice(start, min(start + step, end))
                 running.add(layer, kv, query[part].float(), key[part].float(), scale)
 
-    def take(self, probe: int) -> Measured | None:
-        """Return a probe's measurements, once."""
-        measured = self._measured.pop(probe, None)
-        return None if measured is None else measured.sums()
+    def take(self, probe: int) -> list[Measured]:
+        """Return a probe's measurements, of each question, once; none if it did not run."""
+        return [question.sums() for question in self._measured.pop(probe, ())]
 
 
 def _products(query: Tensor, keys: Tensor) -> Tensor:
     """Logits ``[KV heads, tokens, heads of each, keys]``, not yet scaled, of ``query`` ``[tokens, heads, D]``."""
     tokens, _, size = query.shape
     grouped = query.reshape(tokens, keys.shape[1], -1, size).transpose(0, 1)
-    return torch.matmul(grouped, keys.float().permute(1, 2, 0)[:, None])
+    # One product for each KV head: with a dimension for tokens, matmul would copy the keys for each of them.
+    products = torch.matmul(grouped.flatten(1, 2), keys.float().permute(1, 2, 0))
+    return products.reshape(*grouped.shape[:3], len(keys))

@@ -55,7 +55,7 @@ class _Context:
             yield AttendingRow(row.first, row.num_tokens, self.segments, Tail(runs(self.num_tokens, row.length), own))
             return
         begin, at = row.length - row.num_tokens, self.num_tokens
-        earlier: list[Segment] = []
+        earlier: list[tuple[Window, Segment]] = []
         for window in self.windows:
             first, end = max(begin, at), min(row.length, at + window.length)
             # The window's tokens are so many positions behind their place; all else moves along with them.
@@ -64,10 +64,11 @@ class _Context:
                 before = [
                     each for each, span in zip(self.segments, self.spans, strict=True) if span.start < window.start
                 ]
-                seen = [replace(each, delta=each.delta + shift) for each in (*before, *earlier)]
+                before += [each for other, each in earlier if other.start < window.start]
+                seen = [replace(each, delta=each.delta + shift) for each in before]
                 yield AttendingRow(row.first + first - begin, end - first, seen, Tail(runs(at, end), end - at))
             at += window.length
-            earlier.append(Segment(runs(at - window.length, at), window.length, -shift, BLOCKS))
+            earlier.append((window, Segment(runs(at - window.length, at), window.length, -shift, BLOCKS)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Final
 
 from pydantic import BaseModel, Field, StrictBool
 
@@ -18,8 +18,6 @@ from app.documents.document import Document
 from measuring.quality.metrics import REFUSAL
 from measuring.quality.questions.questions import JsonlRecord, Question, QuestionRecord, to_questions
 from measuring.quality.questions.records import QuestionFileError, Record, Text, read_records
-
-Format = Literal["auto", "jsonl", "hotpotqa", "2wikimultihopqa", "musique", "longbench"]
 
 CHUNK_CHARACTERS = 2000
 """About so long are the chunks of a LongBench context that isn't divided into passages."""
@@ -73,33 +71,25 @@ class _LongBenchRecord(QuestionRecord):
         return Question(self.id, "", chunks, self.input, tuple(answers))
 
 
-_RECORDS: dict[Format, type[QuestionRecord]] = {
-    "jsonl": JsonlRecord,
-    "hotpotqa": _HotpotRecord,
-    "2wikimultihopqa": _HotpotRecord,
-    "musique": _MusiqueRecord,
-    "longbench": _LongBenchRecord,
-}
-# A file is of the first format all of whose fields here its first record has.
-_SIGNS: dict[Format, set[str]] = {
-    "jsonl": {"chunks"},
-    "musique": {"paragraphs"},
-    "longbench": {"input", "context"},
-    "hotpotqa": {"context"},
-}
+_FORMATS: Final[tuple[tuple[str, set[str], type[QuestionRecord]], ...]] = (
+    ("Tessera's own", {"chunks"}, JsonlRecord),
+    ("MuSiQue", {"paragraphs"}, _MusiqueRecord),
+    ("LongBench", {"input", "context"}, _LongBenchRecord),
+    ("HotpotQA, 2WikiMultihopQA", {"context"}, _HotpotRecord),
+)
+"""A file is of the first format all of whose fields here its first record has."""
 
 
-def load_questions(path: Path, format: Format = "auto", refusal: str = REFUSAL) -> list[Question]:
-    """The questions of a file; ``auto`` takes the format from the first record.
+def load_questions(path: Path, refusal: str = REFUSAL) -> list[Question]:
+    """The questions of a file of any known format.
 
     Public data sets have no system prompt: theirs asks for short answers, and for ``refusal`` if there is none.
     Raises :class:`QuestionFileError`, which names file, line or record, and field.
     """
     records = read_records(path)
-    if format == "auto":
-        format = _detected(records[0])
-    questions = to_questions(records, _RECORDS[format])
-    if format == "jsonl":
+    kind = _detected(records[0])
+    questions = to_questions(records, kind)
+    if kind is JsonlRecord:
         return questions
     for record, question in zip(records, questions, strict=True):
         if not question.chunks:
@@ -111,17 +101,17 @@ def _instruction(refusal: str) -> str:
     return f"Answer from the documents, in as few words as possible. If they don't have the answer, say: {refusal}"
 
 
-def _detected(first: Record) -> Format:
+def _detected(first: Record) -> type[QuestionRecord]:
     fields = set(first.value) if isinstance(first.value, dict) else set()
-    for format, signs in _SIGNS.items():
+    for _, signs, kind in _FORMATS:
         if signs <= fields:
-            return format
-    known = "; ".join(f"{format} ({', '.join(_required(model))})" for format, model in _RECORDS.items())
+            return kind
+    known = "; ".join(f"{name} ({', '.join(_required(kind))})" for name, _, kind in _FORMATS)
     raise QuestionFileError(f"{first.place}: is of no known format. Known, with the fields they need: {known}")
 
 
-def _required(model: type[QuestionRecord]) -> list[str]:
-    return [field.alias or name for name, field in model.model_fields.items() if field.is_required()]
+def _required(kind: type[QuestionRecord]) -> list[str]:
+    return [field.alias or name for name, field in kind.model_fields.items() if field.is_required()]
 
 
 def _with_text(chunks: Iterable[Document]) -> tuple[Document, ...]:

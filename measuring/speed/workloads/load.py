@@ -5,10 +5,10 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any, Final
 
 from measuring.kit.client import ServerError
-from measuring.kit.statistics import median
 from measuring.kit.texts import Texts
 from measuring.speed.answers import Asked, DifferentAnswerError, check_report, check_same
 from measuring.speed.query import Query
@@ -81,7 +81,7 @@ class Load(Workload):
             "trace_seed": self._trace.seed,
             "system_tokens": _SYSTEM_TOKENS,
             "chunks": len(self._chunk_set()),
-            "chunk_tokens": median([self._trace.chunk_tokens[chunk] for chunk in self._chunk_set()]),
+            "chunk_tokens": median(self._trace.chunk_tokens[chunk] for chunk in self._chunk_set()),
             "question_tokens": _QUESTION_TOKENS,
             "output_tokens": _OUTPUT_TOKENS,
             "requests_per_round": self._sizes.requests,

@@ -40,16 +40,13 @@ def chunk(id=None):
     return SimpleNamespace(document=0, id=id)
 
 
-def test_a_chunk_is_pinned_named_and_registered(manager, entry):
+def test_a_chunk_is_pinned_named_and_registered_under_its_id_if_it_has_one(manager, entry):
+    keeper(manager, Document("one")).keep(chunk(), entry)
+    assert (entry.pinned, entry.expires_at, len(manager.ids)) == (False, None, 0)
     keeper(manager, Document("one", "d1", "T"), pinned=True, ttl_s=60).keep(chunk("d1"), entry)
     assert (entry.pinned, entry.expires_at) == (True, 1060.0)
     assert manager.ids.content("n", "d1") == RegisteredText("one", "T")
     assert {TEXT, id_key("n", "d1")} <= manager.holdings.take_changes(100)[0].keys()
-
-
-def test_without_an_id_nothing_is_registered(manager, entry):
-    keeper(manager, Document("one")).keep(chunk(), entry)
-    assert (entry.pinned, entry.expires_at, len(manager.ids)) == (False, None, 0)
 
 
 def test_an_id_with_two_texts_is_refused_before_anything_is_computed(manager, entry):
@@ -77,40 +74,31 @@ def test_what_can_not_be_pinned_is_not_registered():
     with pytest.raises(CapacityError):
         keeper(manager, Document("one", "d1"), pinned=True).keep(chunk("d1"), entry)
     assert len(manager.ids) == 0
-
-
-def test_keys_that_are_still_cached_are_counted(manager, entry):
     assert keeper(manager).num_cached({str(entry.key), "00ff"}) == 1
 
 
 class FakeBackground:
     """Computes everything at once."""
 
-    def __init__(self):
-        self.computed = 0
-
     async def run(self, ingestion, chunks):
         for each in chunks:
-            self.computed += each.num_tokens
             yield Ingested(each, "key", "filled")
 
 
-@pytest.mark.parametrize("per_minute", [500, None])
-async def test_chunks_are_charged_and_fail_beyond_the_tokens_per_minute(per_minute):
+@pytest.mark.parametrize(("per_minute", "computed"), [(500, 6), (None, 421)])
+async def test_chunks_are_charged_and_fail_beyond_the_tokens_per_minute(per_minute, computed):
     """As prompts are: what is left when one begins may be exceeded by it."""
-    limits = TenantLimits(Tenant(name="t", keys=(hash_of("k"),), tokens_per_minute=per_minute), clock=lambda: 0.0)
-    background, chunks = FakeBackground(), [Chunk(pack((1,) * 100))] * 420
+    limits = TenantLimits(Tenant(name="t", keys=(hash_of("k"),), tokens_per_minute=per_minute), clock=Clock())
+    chunks = [Chunk(pack((1,) * 100))] * 420
     token = LIMITS.set(limits)
     try:
-        results = [each async for each in _within_limits(background, None, chunks)]
-        again = [each async for each in _within_limits(background, None, chunks[:1])]
+        calls = [_within_limits(FakeBackground(), None, part) for part in (chunks, chunks[:1])]
+        results = [each for call in calls async for each in call]
     finally:
         LIMITS.reset(token)
-    assert len(results) == 420
-    assert background.computed == (42_100 if per_minute is None else 600)
-    refused = [each for each in (*results, *again) if each.error]
-    assert len(refused) == (0 if per_minute is None else 415)
-    assert all("tokens per minute are used up; try again in" in each.error for each in refused)
+    errors = [each.error for each in results if each.error]
+    assert (len(results), len(errors)) == (421, 421 - computed)
+    assert all("tokens per minute are used up; try again in" in error for error in errors)
 
 
 def test_one_text_has_a_bounded_number_of_ids(manager, entry):

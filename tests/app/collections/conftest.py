@@ -1,14 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small model of embeddings, from packages that ship it."""
+"""Collections in a folder of their own, and embeddings for them."""
 
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from app.collections.store import Collections
+from tests.app.collections.endpoint import EndpointStandIn
+
+
+@pytest.fixture
+def collections(tmp_path):
+    return Collections(tmp_path / "collections")
+
+
+@pytest.fixture
+def stand_in():
+    stand_in = EndpointStandIn()
+    with stand_in.serving():
+        yield stand_in
+
 
 @pytest.fixture(scope="session")
-def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def minilm(tmp_path_factory):
     """The folder of all-MiniLM-L6-v2 with weights of 8 bits, as ``--embeddings-model`` takes it."""
     folder = tmp_path_factory.mktemp("embeddings") / "minilm"
     folder.mkdir()

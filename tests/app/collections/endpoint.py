@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server with ``/v1/embeddings`` and ``/v1/rerank``, whose model knows a few synonyms."""
 
-import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tests.serving import served
 
 MEANINGS = (("cat", "feline", "kitten"), ("car", "automobile"), ("house", "home", "dwelling"), ("rain", "wet"))
 LONGEST = 1000
@@ -32,43 +36,25 @@ class EndpointStandIn:
         """All texts that it gave embeddings of, in order."""
         return [text for path, body in self.asked if path == "/v1/embeddings" for text in body["input"]]
 
-    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    async def answer(self, request: Request) -> Response:
+        path, body = request.url.path, await request.json()
+        self.keys.append(request.headers.get("authorization"))
         if path in self.answers:
-            return self.answers[path]
-        if path == "/v1/embeddings":
-            if any(len(text) > LONGEST or not text for text in body["input"]):
-                return 400, json.dumps({"error": {"message": "a text is too long"}})
-            found = [{"index": i, "embedding": vector(text)} for i, text in enumerate(body["input"])]
-            self.asked.append((path, body))
-            return 200, json.dumps({"data": found[::-1], "model": body.get("model", "its own")})
+            status, text = self.answers[path]
+            return Response(text, status)
+        if any(len(text) > LONGEST or not text for text in body.get("input", [])):
+            return JSONResponse({"error": {"message": "a text is too long"}}, 400)
+        self.asked.append((path, body))
         if path == "/v1/rerank":
-            self.asked.append((path, body))
             scores = [{"index": i, "relevance_score": float(len(text))} for i, text in enumerate(body["documents"])]
-            return 200, json.dumps({"results": scores[::-1]})
-        return 404, "not found"
+            return JSONResponse({"results": scores[::-1]})
+        found = [{"index": i, "embedding": vector(text)} for i, text in enumerate(body["input"])]
+        return JSONResponse({"data": found[::-1], "model": body.get("model", "its own")})
 
     @contextmanager
-    def serving(self, port: int = 0) -> Iterator[None]:
+    def serving(self) -> Iterator[None]:
         """Serves at ``url``."""
-        endpoint = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                endpoint.keys.append(self.headers.get("authorization"))
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                status, text = endpoint.answer(self.path, body)
-                self.send_response(status)
-                self.send_header("content-length", str(len(text.encode())))
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
-            self.url = f"http://127.0.0.1:{server.server_port}/v1"
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            try:
-                yield
-            finally:
-                server.shutdown()
+        routes = [Route(f"/v1/{name}", self.answer, methods=["POST"]) for name in ("embeddings", "rerank")]
+        with served(Starlette(routes=routes)) as url:
+            self.url = f"{url}/v1"
+            yield

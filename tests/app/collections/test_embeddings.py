@@ -2,25 +2,16 @@
 """Embeddings from an endpoint, whatever it answers, and from a model in this process."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from app.collections import embeddings
 from app.collections.embeddings import EmbeddingError, Endpoint, LocalModel
-from tests.app.collections.endpoint import LONGEST, EndpointStandIn, vector
+from tests.app.collections.endpoint import LONGEST, vector
 
 
-@pytest.fixture
-def stand_in() -> Iterator[EndpointStandIn]:
-    stand_in = EndpointStandIn()
-    with stand_in.serving():
-        yield stand_in
-
-
-async def test_each_text_gets_its_vector_of_unit_length(stand_in: EndpointStandIn) -> None:
+async def test_each_text_gets_its_vector_of_unit_length(stand_in):
     texts = ["a cat", "a car", *(f"house {number}" for number in range(150))]
     found = await Endpoint(f"{stand_in.url}?model=m").embed(texts)
     expected = np.array([vector(text) for text in texts])
@@ -30,29 +21,22 @@ async def test_each_text_gets_its_vector_of_unit_length(stand_in: EndpointStandI
     assert len(stand_in.asked) == 3
 
 
-async def test_model_and_key_are_sent_only_if_given(stand_in: EndpointStandIn) -> None:
+async def test_model_and_key_are_sent_only_if_given(stand_in):
     await Endpoint(stand_in.url + "/").embed(["a"])
     assert ("model" in stand_in.asked[0][1], stand_in.keys) == (False, [None])
     await Endpoint(stand_in.url.replace("//", "//:s%2Fecret@") + "?model=m").embed(["a"])
     assert stand_in.keys[1] == "Bearer s/ecret"
 
 
-async def test_of_a_text_that_is_too_long_its_beginning_counts(stand_in: EndpointStandIn) -> None:
+async def test_of_a_text_that_is_too_long_its_beginning_counts(stand_in):
     long = "cat " + "x" * 5 * LONGEST
     found = await Endpoint(f"{stand_in.url}?model=m").embed(["car", long, "house"])
     assert [list(row).index(max(row)) for row in found] == [1, 0, 2]
 
 
-async def test_a_proxy_is_not_asked_for_loopback(stand_in: EndpointStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    assert (await Endpoint(f"{stand_in.url}?model=m").embed(["a"])).shape == (1, 5)
-
-
 @pytest.mark.parametrize(
     ("status", "body", "message"),
     [
-        (404, "no model m", "/embeddings answered 404: no model m"),
-        (401, "key", "/embeddings answered 401: key"),
         (500, "broken", "/embeddings answered 500: broken"),
         (400, "never", "/embeddings answered 400: never"),
         (200, "<html>", "gave no JSON"),
@@ -64,15 +48,13 @@ async def test_a_proxy_is_not_asked_for_loopback(stand_in: EndpointStandIn, monk
         (200, '{"data": []}', "no vector for each text"),
     ],
 )
-async def test_what_is_no_answer_is_told(stand_in: EndpointStandIn, status: int, body: str, message: str) -> None:
+async def test_what_is_no_answer_is_told(stand_in, status, body, message):
     stand_in.answers["/v1/embeddings"] = status, body
     with pytest.raises(EmbeddingError, match=message):
         await Endpoint(f"{stand_in.url}?model=m").embed(["a" * 300])
 
 
-async def test_who_can_not_be_reached_is_not_asked_by_every_question(
-    stand_in: EndpointStandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_can_not_be_reached_is_not_asked_by_every_question(stand_in, monkeypatch):
     endpoint = Endpoint("http://:secret@127.0.0.1:9/v1")
     with pytest.raises(EmbeddingError, match=r"http://127\.0\.0\.1:9/v1/embeddings: ConnectError"):
         await endpoint.embed(["a"])
@@ -88,7 +70,7 @@ async def test_who_can_not_be_reached_is_not_asked_by_every_question(
     assert (await broken.embed(["a"])).shape == (1, 5)
 
 
-async def test_a_reranker_scores_each_text(stand_in: EndpointStandIn) -> None:
+async def test_a_reranker_scores_each_text(stand_in):
     assert await Endpoint(f"{stand_in.url}?reranker=r").rerank("q", ["aaa", "b", "cc"]) == [3, 1, 2]
     path, body = stand_in.asked[0]
     assert (path, body) == ("/v1/rerank", {"model": "r", "query": "q", "documents": ["aaa", "b", "cc"]})
@@ -97,17 +79,16 @@ async def test_a_reranker_scores_each_text(stand_in: EndpointStandIn) -> None:
         await Endpoint(f"{stand_in.url}?reranker=r").rerank("q", ["aaa", "b", "cc"])
 
 
-async def test_a_model_in_this_process_knows_what_texts_mean(minilm: Path) -> None:
+async def test_a_model_in_this_process_knows_what_texts_mean(minilm):
     model = LocalModel(minilm)
     cat, car, question = await model.embed(["A kitten sleeps on the sofa.", "The automobile needs petrol.", "my cat"])
     assert np.linalg.norm(cat) == pytest.approx(1, abs=1e-5)
     assert question @ cat > question @ car + 0.05
     assert LocalModel(minilm).name == model.name
-    long = (await model.embed(["word " * 5000]))[0]
-    assert np.isfinite(long).all()
+    assert np.isfinite(await model.embed(["word " * 5000])).all()
 
 
-async def test_the_order_and_number_of_texts_do_not_matter(minilm: Path) -> None:
+async def test_the_order_and_number_of_texts_do_not_matter(minilm):
     """Beyond rounding: the model's weights are of 8 bits, and its activations are rounded by the batch."""
     texts = [f"Sentence number {number} about birds. " * (1 + number % 7) for number in range(100)]
     model = LocalModel(minilm)
@@ -117,14 +98,12 @@ async def test_the_order_and_number_of_texts_do_not_matter(minilm: Path) -> None
 
 
 @pytest.mark.parametrize("url", ["host/v1", "ftp://host/v1", "http:///v1", "http://host/v1?modle=m", ""])
-def test_another_url_is_refused(url: str) -> None:
+def test_another_url_is_refused(url):
     with pytest.raises(EmbeddingError, match="--embeddings-url is http"):
         Endpoint(url)
 
 
-def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
-    with pytest.raises(EmbeddingError, match="has no model of embeddings: FileNotFoundError"):
-        LocalModel(tmp_path)
+def test_a_folder_with_a_damaged_model_is_told(tmp_path):
     (tmp_path / "model.onnx").write_bytes(b"x")
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(EmbeddingError, match="has no model of embeddings"):

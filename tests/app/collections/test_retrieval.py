@@ -2,8 +2,6 @@
 """The field ``retrieve``: what is searched for, in the messages of every schema, and what is refused."""
 
 import copy
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,27 +28,22 @@ class Asked:
         self.queries: list[str] = []
         self._degraded = degraded
 
-    async def rank(self, query: str, corpus: Corpus, top_k: int) -> Sequence[Ranked]:
+    async def rank(self, query: str, corpus: Corpus, top_k: int) -> Ranking:
         self.queries.append(query)
-        ranked = [Ranked(place, 1.0) for place in range(min(top_k, len(corpus.passages)))]
-        return Ranking(ranked, self._degraded) if self._degraded else ranked
+        return Ranking([Ranked(place, 1.0) for place in range(min(top_k, len(corpus.passages)))], self._degraded)
 
 
 def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def test_collections_are_not_kept_where_a_keyed_tiers_writers_could_change_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_collections_are_not_kept_where_a_keyed_tiers_writers_could_change_them(tmp_path, monkeypatch, caplog):
+    def root(**given):
+        settings = Settings(chunk_cache_tiers=f"file://{tmp_path}/kv?size=1GiB", **given)
+        return make_retrieval(settings).collections.root
+
     monkeypatch.setenv("TESSERA_HOME", str(tmp_path / "home"))
-    tiers: dict[str, Any] = {"chunk_cache_tiers": f"file://{tmp_path}/kv?size=1GiB"}
-
-    def root(**given: Any) -> Path:
-        return make_retrieval(Settings(**tiers, **given)).collections.root
-
-    folder, at_home = tmp_path / "kv" / "collections", tmp_path / "home" / "collections"
-    key = tmp_path / "key"
+    folder, at_home, key = tmp_path / "kv" / "collections", tmp_path / "home" / "collections", tmp_path / "key"
     assert (root(), root(tier_key=key), root(tier_key=key, collections=folder)) == (folder, at_home, folder)
     assert not caplog.messages
     folder.mkdir(parents=True)
@@ -59,12 +52,12 @@ def test_collections_are_not_kept_where_a_keyed_tiers_writers_could_change_them(
 
 
 @pytest.fixture
-def asked() -> Asked:
+def asked():
     return Asked()
 
 
 @pytest.fixture
-def retrieval(tmp_path: Path, asked: Asked) -> Retrieval:
+def retrieval(tmp_path, asked):
     collections = Collections(tmp_path)
     about = collections.begin("default", "birds", "You know birds.", None, 60)
     for name in ("falcon", "heron"):
@@ -93,15 +86,13 @@ async def fill(retrieval: Retrieval, path: str, turns: Any, **fields: Any) -> di
         ([{"role": "system", "content": 7}, user("Which bird?")], "Which bird?"),
     ],
 )
-async def test_the_query_is_the_last_two_messages_with_text(
-    retrieval: Retrieval, asked: Asked, path: str, turns: list[Any], query: str
-) -> None:
+async def test_the_query_is_the_last_two_messages_with_text(retrieval, asked, path, turns, query):
     body = await fill(retrieval, path, turns)
     assert asked.queries == [query]
     assert [each["data"]["text"] for each in body["documents"]] == ["About the falcon.", "About the heron."]
 
 
-async def test_a_plain_input_and_a_query_are_searched_for(retrieval: Retrieval, asked: Asked) -> None:
+async def test_a_plain_input_and_a_query_are_searched_for(retrieval, asked):
     await fill(retrieval, RESPONSES, "Which bird?")
     await fill(retrieval, CHAT, [RESULT], retrieve={"collection": "birds", "query": "heron"})
     assert asked.queries == ["Which bird?", "heron"]
@@ -111,14 +102,9 @@ async def test_a_plain_input_and_a_query_are_searched_for(retrieval: Retrieval, 
 @pytest.mark.parametrize(
     ("turns", "parameter"),
     [
-        (7, ""),
         ({"role": "user"}, ""),
-        ([user("a"), "b"], ".1"),
         ([user("a"), None], ".1"),
         ([user(7)], ".0.content"),
-        ([user([{"type": "text", "text": 7}])], ".0.content.0.text"),
-        ([user([{"type": "text", "text": {}}])], ".0.content.0.text"),
-        ([user([{"type": "text", "text": None}])], ".0.content.0.text"),
         ([user([{"type": "text"}])], ".0.content.0.text"),
         ([user([{"type": "image"}, {"type": "input_text", "text": ["a"]}])], ".0.content.1.text"),
         ([user(["a", 7])], ".0.content.1"),
@@ -126,13 +112,13 @@ async def test_a_plain_input_and_a_query_are_searched_for(retrieval: Retrieval, 
         ([user("\udfff")], ".0.content"),
     ],
 )
-async def test_messages_of_wrong_types_are_refused(retrieval: Retrieval, path: str, turns: Any, parameter: str) -> None:
+async def test_messages_of_wrong_types_are_refused(retrieval, path, turns, parameter):
     with refused(("input" if path == RESPONSES else "messages") + parameter):
         await fill(retrieval, path, turns)
 
 
 @pytest.mark.parametrize("turns", [[], [RESULT], [user("")], [ANSWER], [user([{"type": "image"}])]])
-async def test_without_text_there_is_nothing_to_search_for(retrieval: Retrieval, turns: list[Any]) -> None:
+async def test_without_text_there_is_nothing_to_search_for(retrieval, turns):
     with refused("messages", "needs a user message with text, or a query"):
         await fill(retrieval, CHAT, turns)
     request = RagChatRequest(retrieve={"collection": "birds"}, messages=turns)
@@ -141,17 +127,17 @@ async def test_without_text_there_is_nothing_to_search_for(retrieval: Retrieval,
 
 
 @pytest.mark.parametrize("given", [{}, {"collection": ".."}, {"collection": "a\x00"}, {"collection": "x" * 65}, 7])
-async def test_a_bad_field_is_refused_before_anything_is_read(retrieval: Retrieval, given: Any) -> None:
+async def test_a_bad_field_is_refused_before_anything_is_read(retrieval, given):
     with refused("retrieve" + (".collection" if isinstance(given, dict) else "")):
         await fill(retrieval, CHAT, [user("a")], retrieve=given)
 
 
-async def test_an_unknown_collection_is_told(retrieval: Retrieval) -> None:
+async def test_an_unknown_collection_is_told(retrieval):
     with pytest.raises(UnknownCollectionError, match="no collection 'fish'"):
         await fill(retrieval, CHAT, [user("a")], retrieve={"collection": "fish"})
 
 
-async def test_a_degraded_ranking_is_reported(tmp_path: Path, retrieval: Retrieval) -> None:
+async def test_a_degraded_ranking_is_reported(tmp_path, retrieval):
     degraded = Retrieval(retrieval.collections, Asked("BM25 alone: no endpoint"))
     request = RagChatRequest(retrieve={"collection": "birds", "top_k": 1}, question="Which?")
     _, found = await degraded.fill(request, request.retrieve)
@@ -160,7 +146,7 @@ async def test_a_degraded_ranking_is_reported(tmp_path: Path, retrieval: Retriev
     assert found.degraded is None
 
 
-async def test_a_retriever_that_fails_refuses_the_request(retrieval: Retrieval) -> None:
+async def test_a_retriever_that_fails_refuses_the_request(retrieval):
     class Failing:
         async def rank(self, *_: Any) -> list[Ranked]:
             raise RuntimeError("no index")

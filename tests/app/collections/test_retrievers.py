@@ -4,7 +4,6 @@
 import pytest
 
 from app.collections.retrievers import Bm25, UnknownRetrieverError, make_retriever
-from app.collections.store import Corpus
 from app.settings import Settings
 from tests.app.collections.helpers import corpus_of, files_found, recall
 
@@ -20,7 +19,7 @@ TEXTS = {
 
 
 @pytest.fixture(scope="module")
-def corpus() -> Corpus:
+def corpus():
     return corpus_of(TEXTS)
 
 
@@ -39,27 +38,24 @@ def corpus() -> Corpus:
         ("e-1042/b", "pump"),
     ],
 )
-async def test_the_passage_with_the_words_is_first(corpus: Corpus, query: str, file: str) -> None:
+async def test_the_passage_with_the_words_is_first(corpus, query, file):
     best, *others = await make_retriever(Settings()).rank(query, corpus, 3)
     assert corpus.passages[best.place].file == file
     assert all(0 < other.score <= best.score for other in others)
 
 
 @pytest.mark.parametrize("query", ["?!", "unheard", "", "\ud800", "the unheard of"])
-async def test_nothing_is_found_without_a_common_word(corpus: Corpus, query: str) -> None:
+async def test_nothing_is_found_without_a_common_word(corpus, query):
     assert list(await Bm25().rank(query, corpus, 3)) == []
 
 
-@pytest.mark.parametrize("texts", [{}, {"scan": "…"}, {"scan": "…", "rule": "* * *"}])
-async def test_a_collection_without_words_has_nothing(texts: dict[str, str]) -> None:
-    assert list(await Bm25().rank("owl", corpus_of(texts), 3)) == []
-
-
-async def test_a_passage_without_words_does_not_hide_the_others() -> None:
+async def test_passages_without_words_are_not_found():
+    for texts in ({}, {"scan": "…"}, {"scan": "…", "rule": "* * *"}):
+        assert list(await Bm25().rank("owl", corpus_of(texts), 3)) == []
     assert await files_found(Bm25(), "owl", corpus_of({"scan": "…", **TEXTS}), 1) == ["owl"]
 
 
-def test_an_unknown_retriever_is_refused_with_those_there_are() -> None:
+def test_an_unknown_retriever_is_refused_with_those_there_are():
     with pytest.raises(UnknownRetrieverError, match=r"no retriever 'psychic'; there are .*bm25"):
         make_retriever(Settings(retriever="psychic"))
 
@@ -67,12 +63,12 @@ def test_an_unknown_retriever_is_refused_with_those_there_are() -> None:
 @pytest.mark.parametrize(
     ("query", "files"), [("is it", ["it", "rain"]), ("Who is in IT?", ["it"]), ("IT is", ["it", "rain"])]
 )
-async def test_stop_words_count_where_there_are_no_others(query: str, files: list[str]) -> None:
+async def test_stop_words_count_where_there_are_no_others(query, files):
     corpus = corpus_of({"rain": "Is it in the rain?", "it": "IT is on call."})
     found = await files_found(Bm25(), query, corpus, 2)
     assert sorted(found) == files
     assert found[0] == "it" or "IT" not in query
 
 
-async def test_words_find_most_answers_in_five_languages() -> None:
+async def test_words_find_most_answers_in_five_languages():
     assert await recall(Bm25()) >= 0.95

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 
-from app.documents.checked_fields import LONGEST_REQUEST_ID, MOST_ITEMS, MOST_PARTS, check_body, check_fields
+from app.documents.checked_fields import LONGEST_REQUEST_ID, MOST_ITEMS, MOST_PARTS, check_fields
 from app.documents.document import BadRequestError
 from tests.app.helpers import refused
 from tests.fuzzing import json_values
@@ -25,20 +25,17 @@ from tests.fuzzing import json_values
         ("structured_outputs", "x"),
         ("structured_outputs", ["json"]),
         ("structured_outputs", {"grammar": "root ::= "}),
-        ("structured_outputs", {"grammar": ""}),
         ("structured_outputs", {"json": {"$ref": "#"}}),
         ("structured_outputs", {"json": '{"$ref": "#"}'}),
         ("structured_outputs", {"json": {"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}}),
         ("response_format", "json"),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}),
         ("stop", "\ud800"),
-        ("stop", ["a", "\udfff"]),
-        ("bad_words", ["\ud800"]),
+        ("bad_words", ["\udfff"]),
         ("messages", [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]),
         ("messages", [{"\ud800": 1}]),
         ("request_id", "\ud800"),
         ("request_id", "a\nERROR b"),
-        ("request_id", "\x1b[2J"),
         ("request_id", "x" * (LONGEST_REQUEST_ID + 1)),
         ("request_id", 5),
         ("top_k", 2**70),
@@ -52,23 +49,22 @@ from tests.fuzzing import json_values
         ("messages", [7] * (MOST_ITEMS + 1)),
         ("logit_bias", {str(number): 1 for number in range(MOST_ITEMS + 1)}),
         ("temperature", float("nan")),
-        ("temperature", float("inf")),
     ],
 )
 def test_what_is_refused(field, value):
     with refused(field):
-        check_body(json.dumps({"messages": [], field: value}).encode())
+        check_fields({"messages": [], field: value})
 
 
 def test_names_are_text_too_and_may_be_spelled_with_escapes():
     with refused("body"):
-        check_body(b'{"\\ud800": 1}')
+        check_fields({"\ud800": 1})
     with refused("body"):
         check_fields({f"name{number}": 1 for number in range(MOST_ITEMS + 1)})
     with refused("vllm_xargs"):
-        check_body(b'{"\\u0076llm_xargs": 1}')
+        check_fields(json.loads('{"\\u0076llm_xargs": 1}'))
     with refused("temperature"):
-        check_body(b'{"temperature": 1e999}')
+        check_fields(json.loads('{"temperature": 1e999}'))
 
 
 @pytest.mark.parametrize(
@@ -78,36 +74,25 @@ def test_names_are_text_too_and_may_be_spelled_with_escapes():
         {"structured_outputs": {"grammar": 'root ::= "a" | "b"'}},
         {"structured_outputs": {"grammar": "?start: rule\nrule: /a+/"}},
         {"structured_outputs": {"grammar": "root ::=\n  item+\nitem ::= [a-z]"}},
-        {
-            "structured_outputs": {
-                "json": {"$ref": "#/$defs/tree", "$defs": {"tree": {"properties": {"a": {"$ref": "#"}}}}}
-            }
-        },
+        {"structured_outputs": {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"b": {"$ref": "#"}}}}}}},
         {"prompt": [7] * 100_000, "stop_token_ids": [7] * 9000, "chunks": ["a"] * 5000},
         {"prompt": [[7] * 9000, [7] * 9000], "input": "[," * 9000},
         {"response_format": {"type": "json_object"}, "structured_outputs": None, "request_id": None},
     ],
 )
 def test_what_is_not(fields):
-    check_body(json.dumps(fields).encode())
     check_fields(fields)
 
 
 @given(json_values)
 def test_any_json_can_be_checked(value):
-    body = json.dumps({"vllm_xargs": value, "structured_outputs": value, "response_format": value}).encode()
     with suppress(BadRequestError):
-        check_body(body)
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"null", b'{"vllm_xargs"', b"\xff", b"[" * 100_000 + b"vllm_xargs"])
-def test_what_is_no_object_is_vllms_to_refuse(body):
-    check_body(body)
+        check_fields({"vllm_xargs": value, "structured_outputs": value, "response_format": value})
 
 
 @pytest.mark.parametrize("field", ["previous_response_id", "request_id"])
 def test_tenants_do_not_share_responses(field):
     """vLLM finds any response by its id, and takes ids from requests."""
-    check_body(json.dumps({field: "resp_1"}).encode())
+    check_fields({field: "resp_1"})
     with refused(field, "all tenants"):
-        check_body(json.dumps({field: "resp_1"}).encode(), keeps_responses_apart=False)
+        check_fields({field: "resp_1"}, keeps_responses_apart=False)

@@ -11,10 +11,8 @@ from tests.app.helpers import refused
     ("sent", "document"),
     [
         ("plain", Document("plain")),
-        ({"text": "t"}, Document("t")),
         ({"text": "t", "title": "T", "id": "d1"}, Document("t", "d1", "T")),
         ({"text": "t", "title": None, "id": None, "source": 5}, Document("t")),
-        ({"data": {"snippet": "s"}}, Document("s")),
         ({"id": "d1", "data": {"title": "T", "snippet": "s"}}, Document("s", "d1", "T")),
         ({"id": "d1", "data": {"text": "t"}}, Document("t", "d1")),
         ({"id": "d1", "data": "plain"}, Document("plain", "d1")),
@@ -34,90 +32,79 @@ def test_there_is_a_most_number_of_documents():
         split_by_separator("a " * (4 << 20), " ", "prompt")
 
 
-def test_no_documents_are_no_error():
-    assert parse_documents([]) == []
-
-
-@pytest.mark.parametrize("sent", [{}, "text", 5, None])
+@pytest.mark.parametrize("sent", [{}, "text", None])
 def test_documents_must_be_a_list(sent):
     with refused("documents", f"documents must be a list, not {type(sent).__name__}"):
         parse_documents(sent)
 
 
 @pytest.mark.parametrize(
-    ("sent", "parameter", "message"),
+    ("sent", "place", "message"),
     [
-        (5, "documents.1", "an object or a string, not int"),
-        (None, "documents.1", "an object or a string, not NoneType"),
-        (["a"], "documents.1", "an object or a string, not list"),
-        (" \n", "documents.1", "text is empty"),
-        ({}, "documents.1", r"needs a text \(or data.snippet\)"),
-        ({"title": "T"}, "documents.1", "needs a text"),
-        ({"text": ""}, "documents.1.text", "text is empty"),
-        ({"text": ["a"]}, "documents.1.text", "text must be a string, not list"),
-        ({"text": "t", "id": 7}, "documents.1.text", "id must be a string, not int"),
-        ({"text": "t", "title": {}}, "documents.1.text", "title must be a string, not dict"),
-        ({"data": {"snippet": None}}, "documents.1.snippet", "text must be a string, not NoneType"),
-        ({"data": {"title": "T"}}, "documents.1", "needs a text"),
-        ({"data": None}, "documents.1.data", "data must be an object or a string"),
-        ({"data": ""}, "documents.1.data", "text is empty"),
+        (5, "", "an object or a string, not int"),
+        (" \n", "", "text is empty"),
+        ({"title": "T"}, "", r"needs a text \(or data.snippet\)"),
+        ({"text": ""}, ".text", "text is empty"),
+        ({"text": ["a"]}, ".text", "text must be a string, not list"),
+        ({"text": "t", "id": 7}, ".text", "id must be a string, not int"),
+        ({"text": "t", "title": {}}, ".text", "title must be a string, not dict"),
+        ({"data": {"snippet": None}}, ".snippet", "text must be a string, not NoneType"),
+        ({"data": {"title": "T"}}, "", "needs a text"),
+        ({"data": None}, ".data", "data must be an object or a string"),
+        ({"data": ""}, ".data", "text is empty"),
     ],
 )
-def test_an_error_names_the_field(sent, parameter, message):
-    with refused(parameter, message):
-        parse_documents(["fine", sent])
-
-
-def test_another_path_is_named_as_it_is():
-    with refused("chunks.0", "text is empty"):
-        parse_documents([""], "chunks")
+def test_an_error_names_the_field(sent, place, message):
+    for path in ("documents", "chunks"):
+        with refused(f"{path}.1{place}", message):
+            parse_documents(["fine", sent], path)
     with refused("here", "text is empty"):
         checked_document(" ", None, None, "here")
 
 
 @pytest.mark.parametrize(
+    ("document", "label"),
+    [
+        (Document("t", title=" T\n1 "), "T 1"),
+        (Document("\n a  b\nc", title=" "), "a b c"),
+        (Document("桥" * 500), "桥" * 80),
+    ],
+)
+def test_a_label_is_the_title_or_how_the_text_begins(document, label):
+    assert document.label == label
+
+
+@pytest.mark.parametrize(
     ("document", "text"),
     [
-        (Document("t"), "t\n\n"),
-        (Document(" \nt\n\n\n"), "t\n\n"),
-        (Document("t", title="T"), "T\nt\n\n"),
+        (Document(" \nt\n\n\n", id="d1"), "t\n\n"),
         (Document("t", title=" T \n"), "T\nt\n\n"),
         (Document("t", title="  "), "t\n\n"),
         (Document("a\n\n b"), "a\n\n b\n\n"),
-        (Document("t", id="d1"), "t\n\n"),
+        (Document(" \n\r\n    if x:\n        y()\n\n ", None, " T "), "T\n    if x:\n        y()\n\n"),
+        (Document("\n    if x:\n        y()\n"), "    if x:\n        y()\n\n"),
+        (Document("\n \n", None, "T"), "T\n\n"),
     ],
 )
 def test_a_document_renders_alike_whoever_sends_it(document, text):
+    """White space around it is left out, but for the indentation of its first line."""
     assert document.render() == text
 
 
-def test_a_separator_splits_documents_from_the_question():
-    documents, question = split_by_separator("one # # two # # why? ", " # # ", "messages.0.content")
-    assert documents == [Document("one"), Document("two")]
-    assert question == "why?"
-
-
-def test_the_first_line_keeps_its_indentation():
-    code = "    if x:\n        y()\n"
-    assert Document(f" \n\r\n{code}\n ", None, " T ").render() == f"T\n{code}\n"
-    assert Document(f"\n{code}").render() == f"{code}\n"
-    assert Document("\n \n", None, "T").render() == "T\n\n"
-
-
-def test_blanks_behind_a_separator_are_indentation_only_if_it_ends_its_line():
-    assert split_by_separator("  a\n  b | c | d", "|", "p")[0] == [Document("a\n  b "), Document("c ")]
-    assert split_by_separator("  a\n  b\n---\n  c\n---\nd", "\n---\n", "p")[0] == [
-        Document("  a\n  b"),
-        Document("  c"),
-    ]
-
-
-def test_text_without_the_separator_is_the_question_unchanged():
-    assert split_by_separator(" why? ", " # # ", "p") == ([], " why? ")
-
-
-@pytest.mark.parametrize("text", ["one||why?", "|one|why?", "one | \n| why?"])
-def test_an_empty_piece_between_separators_is_no_chunk(text):
-    documents, question = split_by_separator(text, "|", "messages.0.content")
-    assert ([each.text.strip() for each in documents], question) == (["one"], "why?")
-    assert split_by_separator("||why?", "|", "messages.0.content") == ([], "why?")
+@pytest.mark.parametrize(
+    ("text", "separator", "texts", "question"),
+    [
+        ("one # # two # # why? ", " # # ", ["one", "two"], "why?"),
+        (" why? ", " # # ", [], " why? "),  # unchanged
+        # Blanks behind a separator are indentation only if it ends its line.
+        ("  a\n  b | c | d", "|", ["a\n  b ", "c "], "d"),
+        ("  a\n  b\n---\n  c\n---\nd", "\n---\n", ["  a\n  b", "  c"], "d"),
+        # An empty piece is no chunk.
+        ("one||why?", "|", ["one"], "why?"),
+        ("|one|why?", "|", ["one"], "why?"),
+        ("one | \n| why?", "|", ["one "], "why?"),
+        ("||why?", "|", [], "why?"),
+    ],
+)
+def test_a_separator_splits_documents_from_the_question(text, separator, texts, question):
+    assert split_by_separator(text, separator, "p") == ([Document(each) for each in texts], question)

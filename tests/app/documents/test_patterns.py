@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents found in prompts by the forms of apps: in whole, with everything that varies outside."""
 
-import time
-
 import pytest
 
 from app.documents.found import finder
-from app.documents.patterns import PATTERNS, Pattern, PatternError, patterns_with
+from app.documents.patterns import PATTERNS, PatternError, patterns_with
 from tests.support.app_prompts import FORMS, QUESTION
+from tests.support.cpu_time import cpu_seconds
 
 PASSAGES = [
     "The Milton Bridge is 320 meters long, and carries two lanes.",
@@ -46,42 +45,38 @@ def test_other_text_is_left_alone(text):
     assert found(text) == []
 
 
-def test_the_passage_within_is_taken():
+def test_the_passage_within_is_taken_without_white_space_around():
     """A passage may quote markers, of its own form too."""
     assert found('<source id="1">a <source id="2">b</source> c</source>') == ["b"]
     text = "[CONTEXT 1]:\nsays [END CONTEXT 2] and more\n[END CONTEXT 1]"
     assert found(text) == ["says [END CONTEXT 2] and more"]
-
-
-def test_white_space_around_a_passage_is_no_part_of_it():
     assert found('<source id="1">\n\n  indented:\n    code \n\n</source>') == ["  indented:\n    code"]
 
 
 def test_further_forms_come_from_a_file(tmp_path):
     file = tmp_path / "forms.toml"
-    file.write_text(
-        '[[pattern]]\napp = "Mine"\nstart = "### Passage {number} ({text})\\n"\nend = ["\\n### ", "{end}"]\n'
-    )
+    form = 'app = "Mine"\nstart = "### Passage {number} ({text})\\n"\nend = ["\\n### ", "{end}"]'
+    file.write_text(f"[[pattern]]\n{form}\n")
     patterns = patterns_with(file)
     assert found("### Passage 1 (a.pdf)\none\n### Passage 2 (b.pdf)\ntwo\nlines", patterns) == ["one", "two\nlines"]
     assert patterns[1:] == PATTERNS
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("form", "words"),
     [
         (None, "No such file"),
-        ("pattern = [", "is not TOML"),
-        ('[[pattern]]\napp = "a"\nstart = "x"\n', r"pattern\.0\.end: Field required"),
-        ('[[pattern]]\napp = "a"\nstart = "{text}x"\nend = " "\n', "the marker ' ' has no text of its own"),
-        ('[[pattern]]\napp = "a"\nstart = "x{text}"\nend = "y"\n', "must be followed by text"),
-        ('[[pattern]]\napp = "a"\nstart = "x{end}y"\nend = "y"\n', "must be followed by text"),
+        ("x", "is not TOML"),
+        ('start = "x"', r"pattern\.0\.end: Field required"),
+        ('start = "{text}x"\nend = " "', "the marker ' ' has no text of its own"),
+        ('start = "x{text}"\nend = "y"', "must be followed by text"),
+        ('start = "x{end}y"\nend = "y"', "must be followed by text"),
     ],
 )
-def test_a_file_that_can_not_be_used_is_refused_in_words(content, words, tmp_path):
+def test_a_file_that_can_not_be_used_is_refused_in_words(form, words, tmp_path):
     file = tmp_path / "forms.toml"
-    if content is not None:
-        file.write_text(content)
+    if form is not None:
+        file.write_text(f'[[pattern]]\napp = "a"\n{form}\n')
     with pytest.raises(PatternError, match=words):
         patterns_with(file)
 
@@ -89,30 +84,25 @@ def test_a_file_that_can_not_be_used_is_refused_in_words(content, words, tmp_pat
 @pytest.mark.parametrize(
     "unit",
     [
-        '<source id="1">',
-        '<source id="1">x</source>',
-        "[CONTEXT 1]:\n",
-        "\n[END CONTEXT 1]",
-        "[CONTEXT 1]:\n\n[END CONTEXT 2]",
-        "<source id=" + "\n" * 3,
-        "<contextItem>\n" + " " * 30,
-        "<context>\n",
-        "ordinary words ",
+        *('<source id="1">', '<source id="1">x</source>', "<source id=" + "\n" * 3, "<contextItem>\n" + " " * 30),
+        *("[CONTEXT 1]:\n", "\n[END CONTEXT 1]", "[CONTEXT 1]:\n\n[END CONTEXT 2]", "<context>\n", "ordinary words "),
     ],
 )
 def test_the_time_grows_with_the_text_at_most(unit):
-    def seconds(length):
-        text = (unit * (length // len(unit) + 1))[:length]
-        find, took = finder(PATTERNS, lambda _: []), []
-        for _ in range(3):
-            started = time.process_time()
-            find(text)
-            took.append(time.process_time() - started)
-        return min(took)
-
-    assert seconds(400_000) < 16 * max(seconds(50_000), 0.002)
+    find = finder(PATTERNS, lambda _: [])
+    short, long = (cpu_seconds(find, unit * (length // len(unit))) for length in (50_000, 400_000))
+    assert long < 16 * max(short, 0.002)
 
 
-def test_rows_are_checked_when_they_are_made():
-    with pytest.raises(PatternError, match="has no text of its own"):
-        Pattern("a", "{number}", ("x",))
+def test_the_example_in_llamaindexs_prompt_for_citations_ends_before_its_question():
+    text = (
+        "For example:\nSource 1:\nThe sky is red in the evening and blue in the morning.\n"
+        "Source 2:\nWater is wet when the sky is red.\nQuery: When is water wet?\nAnswer: In the evening [1].\n"
+        "Now it's your turn.\n------\nSource 1:\nThe mill is old.\n\n------\nQuery: Is it?\nAnswer: "
+    )
+    found = [text[span.start : span.end] for pattern in PATTERNS for span in pattern.spans(text)]
+    assert found == [
+        "The sky is red in the evening and blue in the morning.",
+        "Water is wet when the sky is red.",
+        "The mill is old.",
+    ]

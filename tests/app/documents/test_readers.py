@@ -62,7 +62,7 @@ def html(page: str | bytes) -> str:
         (xhtml("<p>hi<br/>you<script src='x'/></p><p>there</p>"), "hi\nyou\n\nthere"),
     ],
 )
-def test_html_is_what_browsers_show(page: str, expected: str | None) -> None:
+def test_html_is_what_browsers_show(page, expected):
     assert html(page) == (expected or "abLink graph".replace("L", "l"))
 
 
@@ -87,11 +87,11 @@ def test_html_is_what_browsers_show(page: str, expected: str | None) -> None:
         ("<tr><td>one<tr><td>two", "one\n\ntwo"),
     ],
 )
-def test_tables_stay_tables(table: str, expected: str | None) -> None:
+def test_tables_stay_tables(table, expected):
     assert html(f"<table>{table}</table>") == (expected or "# T\n\nx\n\n| 1 | 2 |\n| --- | --- |\n| 3 | 4 |")
 
 
-def test_each_part_of_a_long_table_has_the_header() -> None:
+def test_each_part_of_a_long_table_has_the_header():
     rows = [f"{number},{number * 'x'}" for number in range(60)]
     parts = text("Number,Name\n" + "\n".join(rows), "a.csv").split("\n\n")
     assert len(parts) > 2
@@ -114,11 +114,11 @@ def test_each_part_of_a_long_table_has_the_header() -> None:
         ("a,b\r\n1\r\n1,2,3\r\n", "| a | b |  |\n| --- | --- | --- |\n| 1 |\n| 1 | 2 | 3 |"),
     ],
 )  # fmt: skip
-def test_csv_is_a_table(file: str, expected: str) -> None:
+def test_csv_is_a_table(file, expected):
     assert text(file, "a.CSV") == expected
 
 
-def test_tabs_separate_where_the_name_says_so() -> None:
+def test_tabs_separate_where_the_name_says_so():
     assert text("a\tb,c\n1\t2", "a.tsv") == "| a | b,c |\n| --- | --- |\n| 1 | 2 |"
 
 
@@ -152,11 +152,11 @@ GERMAN, CHINESE, JAPANESE = (
     ],
 )
 @pytest.mark.parametrize("name", ["a.txt", "a.html"])
-def test_encodings(words: str, encoding: str, name: str) -> None:
+def test_encodings(words, encoding, name):
     assert text(words.encode(encoding), name) == words.removeprefix("\ufeff")
 
 
-def test_declarations_come_before_guesses() -> None:
+def test_declarations_come_before_guesses():
     assert html("<meta charset=iso-8859-1><p>“Brand™”".encode("cp1252")) == "“Brand™”"
     assert html("<meta charset=shift_jis><p>日本".encode("shift_jis")) == "日本"
     declared = xhtml(f"<p>{GERMAN}</p>").replace('"1.0"', '"1.0" encoding="iso-8859-1"')
@@ -166,18 +166,18 @@ def test_declarations_come_before_guesses() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.html"])
-def test_a_damaged_character_does_not_change_the_others(name: str) -> None:
+def test_a_damaged_character_does_not_change_the_others(name):
     assert text(f"{GERMAN} ".encode() * 9 + b"\xff" + JAPANESE.encode(), name) == f"{GERMAN} " * 9 + "\ufffd" + JAPANESE
 
 
-def test_line_ends_marks_and_data_uris_are_cleaned() -> None:
+def test_line_ends_marks_and_data_uris_are_cleaned():
     assert text("\x1b[31mred\x1b[0m", "a.log") == "red"
     assert text("a\r\n  b\rc\n\n    d\x0ce\ufefff\x07", "a.txt") == "a\n  b\nc\n\n    d\nef"
     picture = f"Blue.\n\n![photo](data:image/png;base64,{'QUJD' * 9999}==)\n\n[p]: data:image/svg+xml;utf8,%3Csvg%3E\n"
     assert text(picture, "a.md") == "Blue.\n\n![photo]()\n\n[p]:"
 
 
-def test_pdf_pages_forms_and_hyphens() -> None:
+def test_pdf_pages_forms_and_hyphens():
     made = read(make_pdf(["Head", "Page one."], [], ["Head", "Page three."]), "a.pdf")
     assert made.text.split() == ["Head", "Page", "one.", "Head", "Page", "three."]
     assert [made.text[start : start + 4] for start in made.page_starts] == ["Head", "\n\nHe", "Head"]
@@ -189,7 +189,7 @@ def test_pdf_pages_forms_and_hyphens() -> None:
     assert text(make_pdf(["Turned."], rotate=90), "a.pdf") == "Turned."
 
 
-def test_documents_with_lists_tables_footnotes_and_changes() -> None:
+def test_documents_with_lists_tables_footnotes_and_changes():
     wide = cell(paragraph("c"), properties='<w:gridSpan w:val="2"/>')
     table = f"<w:tbl><w:tr>{cell(paragraph('a'))}{cell(paragraph('b|'))}</w:tr><w:tr>{wide}</w:tr></w:tbl>"
     power = (
@@ -203,7 +203,7 @@ def test_documents_with_lists_tables_footnotes_and_changes() -> None:
     )
 
 
-def test_workbooks_with_formulas_and_merged_cells() -> None:
+def test_workbooks_with_formulas_and_merged_cells():
     def row(number: int, *cells: str) -> str:
         return f'<row r="{number}">{"".join(cells)}</row>'
 
@@ -225,7 +225,7 @@ def test_workbooks_with_formulas_and_merged_cells() -> None:
     assert second.split() == ["Item", "Price"]
 
 
-def test_slides_are_pages() -> None:
+def test_slides_are_pages():
     made = read(pptx(shape("Pump", "title") + shape("It is blue."), shape("Valve", "title")), "a.pptx")
     assert made.text.strip() == "## Pump\n\nIt is blue.\n\n## Valve"
     assert [made.text[start:].split("\n")[0] for start in made.page_starts] == ["## Pump", "## Valve"]
@@ -233,12 +233,12 @@ def test_slides_are_pages() -> None:
     assert [made.text[start:].strip().split("\n")[0] for start in made.page_starts] == ["one", "one", "two", "two"]
 
 
-def test_books_are_read_in_the_order_of_their_spine() -> None:
+def test_books_are_read_in_the_order_of_their_spine():
     chapters = {"b c.xhtml": xhtml("<h1>Two</h1><p>b</p>"), "a.xhtml": xhtml("<h1>One</h1>"), "nav.xhtml": xhtml("no")}
     assert text(epub(chapters, ["a.xhtml", "b c.xhtml"]), "a.epub") == "# One\n\n# Two\n\nb"
 
 
-def test_messages_with_alternatives_and_attachments() -> None:
+def test_messages_with_alternatives_and_attachments():
     made = text(message("Grüße", "It is 320.", "<p>It is <b>320</b>.", n_txt=b"Attached.", x_zip=b"PK"), "a.eml")
     head = "# Grüße\n\nFrom: ada@example.org\nTo: bob@example.org"
     assert made == f"{head}\n\nIt is 320.\n\n# n.txt\n\nAttached.\n\nAttachment: x.zip"
@@ -257,7 +257,7 @@ def mixed(*parts: str, kind: str = "mixed") -> str:
     )
 
 
-def test_all_parts_of_messages_that_mail_programs_show() -> None:
+def test_all_parts_of_messages_that_mail_programs_show():
     page = "Content-Type: text/html\n\n<p>Hi 42<img src=cid:1>"
     picture = 'Content-Type: image/png; name="p.png"\nContent-Disposition: inline\n\nABC'
     note = 'Content-Type: text/plain; name="n.txt"\nContent-Disposition: inline; filename="n.txt"\n\nA note.'
@@ -270,7 +270,7 @@ def test_all_parts_of_messages_that_mail_programs_show() -> None:
     assert text(mixed(f"{plain}See", inner), "a.eml") == "See\n\n# Inner\n\nBelow."
 
 
-def test_notebooks_with_outputs() -> None:
+def test_notebooks_with_outputs():
     outputs = [
         {"output_type": "stream", "text": ["out 42\n"]},
         {
@@ -293,13 +293,13 @@ def test_notebooks_with_outputs() -> None:
     )
 
 
-def test_rich_text_with_tables_and_footnotes() -> None:
+def test_rich_text_with_tables_and_footnotes():
     rows = "".join(rf"\trowd\cellx1\cellx2 {a}\cell {b}\cell\row " for a, b in ("ab", "cd"))
     made = rf"{{\rtf1\ansi\ansicpg1252 Caf\'e9 \u8364? \u-10179?\u-8704?{{\footnote note 5}}\par {rows}\pard end}}"
     assert text(made, "a.rtf") == "Café € 😀\nnote 5\n\n| a | b |\n| --- | --- |\n| c | d |\n\nend"
 
 
-def test_source_code_keeps_its_lines() -> None:
+def test_source_code_keeps_its_lines():
     code = "def f():\n    if x:\n\n        return 'data'\n"
     assert read(code.encode(), "dir/a.PY") == (code, False, ())
 
@@ -325,12 +325,12 @@ def test_source_code_keeps_its_lines() -> None:
     # Files of some libraries differ each time, and tests must have the same names in all of pytest's processes.
     ids=itertools.count(),
 )
-def test_what_has_no_text_says_why(file: bytes, name: str, message: str) -> None:
+def test_what_has_no_text_says_why(file, name, message):
     with pytest.raises(UnreadableFileError, match=message):
         read(file, name)
 
 
-def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits(monkeypatch):
     monkeypatch.setattr(readers, "MAX_PAGES", 2)
     with pytest.raises(UnreadableFileError, match="this PDF has 3 pages; at most 2 are read"):
         read(make_pdf(["a"], ["b"], ["c"]), "a.pdf")
@@ -340,7 +340,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
             read(file, name)
 
 
-def test_scans_are_read_by_ocr_where_it_is_wanted() -> None:
+def test_scans_are_read_by_ocr_where_it_is_wanted():
     pytest.importorskip("rapidocr", reason="needs the extra ocr")
     from PIL import Image, ImageDraw, ImageFont
 

@@ -28,22 +28,20 @@ def titled(text, max_tokens=50):
     return [(each.title, each.text) for each in pieces(text, max_tokens, is_markdown=True)]
 
 
-def test_a_short_text_is_one_piece():
-    (piece,) = pieces("One two.\n\nThree.", 10)
-    assert (piece.title, piece.text, piece.num_tokens) == (None, "One two.\n\nThree.", 3)
-
-
-def test_paragraphs_stay_together_where_they_fit():
-    assert texts("a b c\n\nd e f\n  \n\ng h i\n\nj", 6) == ["a b c\n\nd e f", "g h i\n\nj"]
-
-
-def test_a_long_paragraph_is_cut_between_sentences_then_between_words():
-    sentences = "One two three four. Five six seven eight. Nine ten eleven twelve. Last one of these."
-    assert texts(sentences, 9) == [
-        "One two three four. Five six seven eight.",
-        "Nine ten eleven twelve. Last one of these.",
-    ]
-    assert texts("a b c d e f", 3) == ["a b c", "d e f"]
+@pytest.mark.parametrize(
+    ("text", "max_tokens", "expected"),
+    [
+        ("One two.\n\nThree.", 10, ["One two.\n\nThree."]),
+        ("a b c\n\nd e f\n  \n\ng h i\n\nj", 6, ["a b c\n\nd e f", "g h i\n\nj"]),
+        ("A b c d. E f g h. I j k l. M.", 9, ["A b c d. E f g h.", "I j k l. M."]),
+        ("a b c d e f", 3, ["a b c", "d e f"]),
+        ("a b\n\n\n    c d\n      e", 3, ["a b", "    c d\n      e"]),
+        (" \n\n ", 9, []),
+    ],
+    ids=["one piece", "between paragraphs", "between sentences", "between words", "indented", "blank"],
+)
+def test_a_text_is_cut_where_people_pause(text, max_tokens, expected):
+    assert texts(text, max_tokens) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,10 +66,6 @@ def test_lines_of_lists_tables_and_code_stay_whole():
     assert all(text.endswith("|") and text.startswith("| pump") for text in texts(rows, 40))
     code = "".join(f"    send('Hello. World {i}')\n" for i in range(50))
     assert all(text.endswith("')") and text.startswith("    send") for text in texts(code, 10))
-
-
-def test_the_first_line_of_a_piece_keeps_its_indentation():
-    assert texts("a b\n\n\n    c d\n      e", 3) == ["a b", "    c d\n      e"]
 
 
 def test_what_people_see_as_one_character_is_not_cut():
@@ -105,27 +99,6 @@ def test_pages_are_those_that_pieces_begin_on():
     assert {each.page for each in pieces("No pages.")} == {None}
 
 
-def test_markdown_is_split_at_headings_which_become_titles():
-    text = """Before.
-
-# Guide
-## Setup ##
-Install it.
-```
-# a comment
-```
-## Use
-Use it.
-# Notes
-None."""
-    assert titled(text) == [
-        (None, "Before."),
-        ("Guide › Setup", "Install it.\n```\n# a comment\n```"),
-        ("Guide › Use", "Use it."),
-        ("Notes", "None."),
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "titles"),
     [
@@ -154,39 +127,46 @@ def test_headings_are_those_of_commonmark(text, titles):
     assert [title for title, _ in titled(text)] == titles
 
 
-def test_headings_with_nothing_below_are_kept():
-    assert titled("# Emergency number: 4711\n\n# Other\n\nCall the desk.") == [
-        (None, "Emergency number: 4711"),
-        ("Other", "Call the desk."),
-    ]
-    assert titled("## How long?\n#### It is 320 meters.\n## Who?\n#### Ada.\n") == [
-        ("How long?", "It is 320 meters."),
-        ("Who?", "Ada."),
-    ]
-    assert titled("# One\n\n# Two\n \n") == [(None, "One"), (None, "Two")]
-
-
-def test_front_matter_is_kept_as_text():
-    assert titled("---\ntitle: Pump\n---\n# A\n\na") == [(None, "---\ntitle: Pump\n---"), ("A", "a")]
+@pytest.mark.parametrize(
+    ("text", "max_tokens", "expected"),
+    [
+        (
+            "Before.\n\n# Guide\n## Setup ##\nInstall.\n```\n# a comment\n```\n## Use\nUse it.\n# Notes\nNone.",
+            50,
+            [
+                (None, "Before."),
+                ("Guide › Setup", "Install.\n```\n# a comment\n```"),
+                ("Guide › Use", "Use it."),
+                ("Notes", "None."),
+            ],
+        ),
+        ("---\ntitle: Pump\n---\n# A\n\na", 50, [(None, "---\ntitle: Pump\n---"), ("A", "a")]),
+        ("# Emergency: 4711\n\n# Other\n\nCall.", 50, [(None, "Emergency: 4711"), ("Other", "Call.")]),
+        ("## How long?\n#### 320 m.\n## Who?\n#### Ada.\n", 50, [("How long?", "320 m."), ("Who?", "Ada.")]),
+        ("# One\n\n# Two\n \n", 50, [(None, "One"), (None, "Two")]),
+        ("# a very long heading indeed\n## Short\ntext", 6, [("Short", "text")]),
+        ("# a very long heading indeed\ntext", 9, [(None, "# a very long heading indeed\ntext")]),
+        ("\n \n\n", 50, []),
+    ],
+    ids=[
+        "headings",
+        "front matter",
+        "nothing below",
+        "only headings below",
+        "only headings",
+        "no room for the outer heading",
+        "no room for a heading",
+        "blank",
+    ],
+)
+def test_headings_become_titles(text, max_tokens, expected):
+    assert titled(text, max_tokens) == expected
 
 
 def test_a_title_counts():
     found = pieces("# T U\na b c d e f", 5, is_markdown=True)
     assert all(each.num_tokens <= 5 for each in found)
     assert {each.title for each in found} == {"T U"}
-
-
-def test_a_title_that_leaves_no_room_loses_its_outer_headings():
-    assert titled("# a very long heading indeed\n## Short\ntext", 6) == [("Short", "text")]
-
-
-def test_a_heading_that_leaves_no_room_stays_in_the_text():
-    assert titled("# a very long heading indeed\ntext", 9) == [(None, "# a very long heading indeed\ntext")]
-
-
-def test_nothing_but_blanks_is_nothing():
-    assert titled("\n \n\n") == []
-    assert texts(" \n\n ") == []
 
 
 @given(st.text(alphabet="ab .\n#`>-|\t。\u3000é", max_size=300), st.integers(4, 20), st.booleans())

@@ -21,27 +21,21 @@ REPORT = {
 }
 PLACES = [
     {"start_index": 0, "end_index": 4, "url": "9f", "title": "manual.pdf, page 3"},
-    {"start_index": 0, "end_index": 4, "url": "#chunk-1", "title": "1"},
+    {"start_index": 0, "end_index": 4, "url": "#chunk-1", "title": "Opening hours"},
 ]
 OF_MESSAGE = [{"type": "url_citation", "url_citation": each} for each in PLACES]
 OF_RESPONSE = [{"type": "url_citation", **each} for each in PLACES]
 
 
 def ticket() -> Ticket:
-    return Ticket(CacheOptions(cite=True), report=REPORT, cited=TEXT)
+    return Ticket(CacheOptions(cite=True), report=REPORT, labels=("Opening hours", ""), cited=TEXT)
 
 
-def test_a_chat_completion() -> None:
-    answer: dict[str, Any] = {"choices": [{"message": {"content": TEXT}}]}
-    annotate(answer, ticket())
-    assert answer["choices"][0]["message"]["annotations"] == OF_MESSAGE
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_response_and_the_event_that_completes_it(wrapped: bool) -> None:
-    response: dict[str, Any] = {"output": [{"type": "message", "content": [{"text": TEXT}]}]}
-    annotate({"response": response} if wrapped else response, ticket())
-    assert response["output"][0]["content"][0]["annotations"] == OF_RESPONSE
+def completed(ticket: Ticket, **message: str) -> Any:
+    """The annotated message of a chat completion."""
+    answer: dict[str, Any] = {"choices": [{"message": message}]}
+    annotate(answer, ticket)
+    return answer["choices"][0]["message"]
 
 
 def streamed(*deltas: dict[str, Any]) -> Any:
@@ -54,20 +48,22 @@ def streamed(*deltas: dict[str, Any]) -> Any:
     return json.loads(last.removeprefix(b"data: "))["choices"][0]["delta"]
 
 
-def test_the_last_event_of_a_stream() -> None:
+def test_a_chat_completion_whole_and_streamed() -> None:
+    assert completed(ticket(), content=TEXT)["annotations"] == OF_MESSAGE
     assert streamed({"role": "assistant"}, {"content": "A b."}, {"content": " C d."}, {})["annotations"] == OF_MESSAGE
     assert streamed({"content": "A b."}, {"content": " C d."})["annotations"] == OF_MESSAGE
 
 
-def test_places_in_a_text_that_the_client_does_not_get_whole() -> None:
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_response_and_the_event_that_completes_it(wrapped: bool) -> None:
+    response: dict[str, Any] = {"output": [{"type": "message", "content": [{"text": TEXT}]}]}
+    annotate({"response": response} if wrapped else response, ticket())
+    assert response["output"][0]["content"][0]["annotations"] == OF_RESPONSE
+
+
+def test_nothing_in_a_text_that_the_client_does_not_get_whole_and_without_citations() -> None:
     """A parser has taken reasoning out."""
-    answer: dict[str, Any] = {"choices": [{"message": {"content": "C d.", "reasoning": "A b."}}]}
-    annotate(answer, ticket())
-    assert "annotations" not in answer["choices"][0]["message"]
+    assert "annotations" not in completed(ticket(), content="C d.", reasoning="A b.")
     assert "annotations" not in streamed({"reasoning": "A b."}, {"content": " C d."}, {})
-
-
-def test_no_citations() -> None:
-    answer: dict[str, Any] = {"choices": [{"message": {"content": TEXT}}]}
-    annotate(answer, Ticket(CacheOptions(cite=True), report={"chunks": [], "uncited": "in full attention"}))
-    assert answer == {"choices": [{"message": {"content": TEXT}}]}
+    uncited = Ticket(CacheOptions(cite=True), report={"chunks": [], "uncited": "in full attention"})
+    assert completed(uncited, content=TEXT) == {"content": TEXT}

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.http import json_size
-from app.http.json_size import MOST_CONTAINERS, MOST_VALUES, is_too_complex
+from app.http.json_size import (
+    MOST_CONTAINERS,
+    MOST_DIGITS,
+    MOST_ESCAPES,
+    MOST_FRACTIONS,
+    MOST_VALUES,
+    is_too_complex,
+)
 from tests.fuzzing import json_values
 from tests.support.loops import longest_pause
 
@@ -21,8 +28,10 @@ from tests.support.loops import longest_pause
         list(range(MOST_VALUES - 1)),
         ['[{,"\\' * MOST_VALUES],
         {'a"b,[': "\\" * 1001 + '"' + "," * MOST_VALUES},
+        [0.12345678901234567] * MOST_FRACTIONS + [1e300, True, False, None],
+        ["9" * 5000, 2**64, int("9" * MOST_DIGITS)],
     ],
-    ids=["containers", "numbers", "text", "escapes"],
+    ids=["containers", "numbers", "text", "escapes", "fractions", "digits"],
 )
 def test_what_is_parsed(value):
     assert not is_too_complex(json.dumps(value).encode())
@@ -37,9 +46,17 @@ def test_what_is_parsed(value):
         b'["\\\\"' + b",[]" * MOST_CONTAINERS,
         b'{"a": "\\"", "b": [' + b"[]," * MOST_CONTAINERS,
         json.dumps([[]] * MOST_CONTAINERS).encode("utf-16"),
+        json.dumps([1.5e-300] * (MOST_FRACTIONS + 1)).encode(),
+        json.dumps([True] * (2 * MOST_FRACTIONS + 1)).encode(),
+        b"[" * 9 + b"9" * (MOST_DIGITS + 1),
+        json.dumps(["\n" * (MOST_ESCAPES + 1)]).encode(),
+        b'"' * (1 << 20),
         ("[" + json.dumps("∢" * 9, ensure_ascii=False) + ",[]" * MOST_CONTAINERS).encode("utf-16-le"),
     ],
-    ids=["brackets", "objects", "numbers", "behind a backslash", "behind a quote", "utf-16", "utf-16 with quotes"],
+    ids=[
+        *("brackets", "objects", "numbers", "behind a backslash", "behind a quote", "utf-16", "fractions", "booleans"),
+        *("a long number", "escapes", "quotes", "utf-16 with quotes"),
+    ],
 )
 def test_what_is_not(body):
     assert is_too_complex(body)
@@ -51,6 +68,7 @@ def test_no_value_escapes_the_count(value):
     body = json.dumps(value).encode()
     containers = num_containers(json.loads(body))
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(json_size, "_LONG_NUMBER", b"9" * 1000)
         patched.setattr(json_size, "MOST_CONTAINERS", containers)
         assert not is_too_complex(body)
         patched.setattr(json_size, "MOST_CONTAINERS", containers - 1)
@@ -72,5 +90,6 @@ def test_anything_can_be_counted(body):
 async def test_others_run_meanwhile(body):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(json_size, "MOST_VALUES", 1 << 40)
+        patched.setattr(json_size, "MOST_ESCAPES", 1 << 40)
         pause, _ = await longest_pause(asyncio.to_thread(is_too_complex, body))
     assert pause < 0.2

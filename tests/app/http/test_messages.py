@@ -2,17 +2,15 @@
 """Bodies are read whole, and passed on in parts; `HEAD`, and slashes at the end of paths."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
-import pytest
 from fastapi import FastAPI
 from pydantic import ByteSize
 from starlette.types import Message
 
 from app.access.client_limits import ClientLimitsMiddleware
-from app.http.messages import PlainPathsMiddleware, read_parts, replay
+from app.http.messages import PlainPathsMiddleware, cut, read_parts, replay
+from tests.serving import client_of
 
 
 async def left() -> Message:
@@ -24,6 +22,10 @@ async def test_parts_come_again_as_they_came_then_later_messages() -> None:
     assert await read_parts(receive) == [b"a", b"", b"b"]
     assert await receive() == {"type": "http.disconnect"}
     assert await read_parts(receive) is None
+
+
+async def test_long_parts_are_cut() -> None:
+    assert await read_parts(replay(cut([b"abcde", b"", b"f"], 2), left)) == [b"ab", b"cd", b"e", b"", b"f"]
 
 
 async def test_the_event_loop_goes_on_between_parts() -> None:
@@ -52,34 +54,26 @@ async def test_what_reads_a_large_body_gets_it_in_parts() -> None:
     assert seen == parts
 
 
-@pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    app = FastAPI()
-    app.add_api_route("/", lambda: "page")
-    app.add_api_route("/v1/models", lambda: ["m"])
-    app.add_api_route("/v1/chat/completions", lambda: "answer", methods=["POST"])
-    app.add_middleware(PlainPathsMiddleware)
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-        yield client
+def app(**settings: Any) -> FastAPI:
+    made = FastAPI(**settings)
+    made.add_api_route("/", lambda: "page")
+    made.add_api_route("/v1/models", lambda: ["m"])
+    made.add_api_route("/v1/chat/completions", lambda: "answer", methods=["POST"])
+    made.add_middleware(PlainPathsMiddleware)
+    return made
 
 
-async def test_head_has_the_headers_of_get_and_no_body(client: httpx.AsyncClient) -> None:
-    head, get = await client.head("/v1/models"), await client.get("/v1/models")
+async def test_head_has_the_headers_of_get_and_no_body() -> None:
+    async with client_of(app()) as client:
+        head, get = await client.head("/v1/models"), await client.get("/v1/models")
     assert (head.status_code, head.content, head.headers) == (200, b"", get.headers)
 
 
-async def test_a_slash_at_the_end_changes_nothing(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/v1/models/")).json() == ["m"]
-    assert (await client.post("/v1/chat/completions/")).json() == "answer"
-    assert (await client.get("/")).json() == "page"
-    assert (await client.get("/v1/models//")).status_code in (307, 404)  # the servers refuse two slashes
-
-
-async def test_the_page_keeps_its_slash_behind_a_prefix() -> None:
-    app = FastAPI(root_path="/prefix")
-    app.add_api_route("/", lambda: "page")
-    app.add_middleware(PlainPathsMiddleware)
-    transport = httpx.ASGITransport(app, root_path="/prefix")
-    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+async def test_a_slash_at_the_end_changes_nothing() -> None:
+    async with client_of(app()) as client:
+        assert (await client.get("/v1/models/")).json() == ["m"]
+        assert (await client.post("/v1/chat/completions/")).json() == "answer"
+        assert (await client.get("/")).json() == "page"
+        assert (await client.get("/v1/models//")).status_code in (307, 404)  # the servers refuse two slashes
+    async with client_of(app(root_path="/prefix")) as client:
         assert (await client.get("/prefix/")).json() == "page"

@@ -49,10 +49,11 @@ def test_a_report_has_the_shape_that_the_page_says(page, is_full):
     if not is_full:
         report.mode, report.placement, report.opening = "chunked", "in-place", (1, 2)
         report.decision, report.recompute = Decided(mode="offset", why="asked"), 0.5
+        report.reread, report.tokens.reread = 0.25, 2
         report.segments = [Segment(kind="system", token_ids=(1, 2), position=0)]
         chunk = report.chunks[0]
         chunk.key, chunk.status, chunk.origin, chunk.why = "00", ChunkStatus.FETCHED, "replica-1", "damaged"
-        chunk.recomputed = [(0, 1)]
+        chunk.recomputed, chunk.reread = [(0, 1)], True
     shown = json.loads(json.dumps(report.to_dict()))
     schema = {"$ref": "#/components/schemas/Report", "components": page["components"]}
     jsonschema.validate(shown, schema)

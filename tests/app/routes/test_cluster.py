@@ -2,51 +2,36 @@
 """``GET /v1/cluster`` of a replica."""
 
 import pytest
-from fastapi import FastAPI
-from httpx import ASGITransport, AsyncClient
 
 from app.routes.cluster import router
 from engine_ext.wire.vllm_compat import GracefulHTTPError
-from replicas.registry import InProcessRegistry, RegistryError, Replica
-from tests.support.context import make_context
+from replicas.registry import RegistryError, Replica
+from tests.support.context import client_with, make_context
+from tests.support.registries import InProcessRegistry
 
 REPLICA = Replica("a" * 12, "a", "http://a:8000", ("demo",), "", load=2, held_tokens=64, capacity_tokens=1024)
 
 
 class Registry(InProcessRegistry):
     num_invalid = 3
-    is_lost = False
 
+
+class LostRegistry(Registry):
     async def replicas(self):
-        if self.is_lost:
-            raise RegistryError("lost")
-        return await super().replicas()
+        raise RegistryError("lost")
 
 
 async def ask(registry=None):
-    app = FastAPI()
-    app.include_router(router)
-    app.state.tessera = make_context(registry=registry)
-    async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
+    async with client_with(router, tessera=make_context(registry=registry)) as client:
         return (await client.get("/v1/cluster")).json()
 
 
-async def test_names_the_replicas():
+async def test_names_the_replicas_while_there_is_a_registry():
     registry = Registry()
     await registry.beat(REPLICA)
-    assert await ask(registry) == {
-        "registry": {"up": True, "invalid_entries": 3},
-        "replicas": [REPLICA.to_dict()],
-    }
-
-
-async def test_while_the_registry_is_lost_none_is_named():
-    registry = Registry()
-    registry.is_lost = True
-    assert await ask(registry) == {"registry": {"up": False, "invalid_entries": 3}, "replicas": []}
-
-
-async def test_without_a_registry():
+    up, lost = {"up": True, "invalid_entries": 3}, {"up": False, "invalid_entries": 3}
+    assert await ask(registry) == {"registry": up, "replicas": [REPLICA.to_dict()]}
+    assert await ask(LostRegistry()) == {"registry": lost, "replicas": []}
     with pytest.raises(GracefulHTTPError, match="this server has no registry") as raised:
         await ask()
     assert raised.value.http_status == 404

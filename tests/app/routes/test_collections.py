@@ -3,20 +3,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
-from fastapi import FastAPI
-from httpx import ASGITransport, AsyncClient, Response
 
 from app.catalog import collection_ingestion
-from app.documents.rag_request import IngestRequest
 from app.routes import collections
 from cache.segments.chunk_ids import ChunkName, IdConflictError, RegisteredText
 from cache.segments.hashing import ChunkHash
 from engine_ext.wire.vllm_compat import ErrorResponse
+from tests.serving import client_of
 from tests.support.engineless import computed, make_app
 
 PATH = "/v1/rag/collections"
@@ -24,7 +19,7 @@ NAMES = ["%2e%2e", "%2E", "a%00", "a%0A", "-a", "ä", "x" * 65, "a%2F..%2Fb", "a
 
 
 @pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FastAPI]:
+def app(tmp_path, monkeypatch):
     monkeypatch.setattr(collection_ingestion, "ingestion_of", computed)
     app = make_app(tmp_path / "collections")
     yield app
@@ -32,29 +27,39 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FastAPI]:
 
 
 @pytest.fixture
-async def client(app: FastAPI) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as made:
+async def client(app):
+    async with client_of(app) as made:
         yield made
 
 
-async def put(client: AsyncClient, files: Mapping[str, str | bytes], name: str = "birds", **fields: str) -> Response:
+async def put(client, files, name="birds", **fields):
     given = [("files", (file, content)) for file, content in files.items()]
     return await client.post(f"{PATH}/{name}", files=given, data=fields)
 
 
-def lines(answer: Response) -> list[Any]:
+async def about_file(client, file):
+    """Answers about the passages of a file, and about its deletion."""
+    return [
+        await client.get(f"{PATH}/birds/passages", params={"file": file}),
+        await client.delete(f"{PATH}/birds", params={"file": file}),
+    ]
+
+
+def lines(answer):
     assert answer.status_code == 200, answer.text
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
-async def files_of(client: AsyncClient) -> list[str]:
+def told(answer):
+    return answer.status_code, answer.json()["error"]["message"]
+
+
+async def files_of(client):
     return [each["file"] for each in (await client.get(f"{PATH}/birds")).json()["data"]]
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_name_that_no_collection_can_have_is_refused_everywhere(
-    client: AsyncClient, tmp_path: Path, name: str
-) -> None:
+async def test_a_name_that_no_collection_can_have_is_refused_everywhere(client, tmp_path, name):
     asked = [
         await put(client, {"a.txt": "A"}, name),
         await client.get(f"{PATH}/{name}"),
@@ -67,43 +72,27 @@ async def test_a_name_that_no_collection_can_have_is_refused_everywhere(
 
 
 @pytest.mark.parametrize("namespace", ["%00a", "a%00", "a%0A", "", "x" * 129])
-async def test_a_namespace_that_nobody_can_have_gets_nothing_stored(
-    client: AsyncClient, tmp_path: Path, namespace: str
-) -> None:
-    url = f"{PATH}/birds?namespace={namespace}"
-    assert (await client.post(url, files=[("files", ("a.txt", "A"))])).status_code == 400
-    assert (await client.get(url)).status_code == 400
+async def test_a_namespace_that_nobody_can_have_gets_nothing_stored(client, tmp_path, namespace):
+    name = f"birds?namespace={namespace}"
+    assert (await put(client, {"a.txt": "A"}, name)).status_code == 400
+    assert (await client.get(f"{PATH}/{name}")).status_code == 400
     assert not (tmp_path / "collections").exists()
 
 
-async def test_unknown_collections_and_files_are_not_found(client: AsyncClient) -> None:
-    for answer in (
-        await client.get(f"{PATH}/birds"),
-        await client.get(f"{PATH}/birds/passages", params={"file": "a.txt"}),
-        await client.delete(f"{PATH}/birds"),
-        await client.delete(f"{PATH}/birds", params={"file": "a.txt"}),
-    ):
-        assert (answer.status_code, answer.json()["error"]["message"]) == (404, "there is no collection 'birds'")
+async def test_unknown_collections_and_files_are_not_found(client):
+    whole = [await client.get(f"{PATH}/birds"), await client.delete(f"{PATH}/birds")]
+    for answer in (*whole, *await about_file(client, "a.txt")):
+        assert told(answer) == (404, "there is no collection 'birds'")
     await put(client, {"a.txt": "A"})
     for file in ("b.txt", "A.txt", "../a.txt", "%", "a.txt\x00", "x" * 5000, "a%"):
-        for answer in (
-            await client.get(f"{PATH}/birds/passages", params={"file": file}),
-            await client.delete(f"{PATH}/birds", params={"file": file}),
-        ):
-            words = f"collection 'birds' has no file {file!r}"
-            assert (answer.status_code, answer.json()["error"]["message"]) == (404, words)
+        for answer in await about_file(client, file):
+            assert told(answer) == (404, f"collection 'birds' has no file {file!r}")
+    for answer in await about_file(client, ""):  # which is not the whole collection
+        assert answer.status_code == 400
     assert await files_of(client) == ["a.txt"]
 
 
-@pytest.mark.parametrize("call", ["get", "delete"])
-async def test_an_empty_file_name_is_not_the_whole_collection(client: AsyncClient, call: str) -> None:
-    await put(client, {"a.txt": "A"})
-    url = f"{PATH}/birds{'/passages' if call == 'get' else ''}"
-    assert (await getattr(client, call)(url, params={"file": ""})).status_code == 400
-    assert await files_of(client) == ["a.txt"]
-
-
-async def test_a_deleted_file_and_a_deleted_collection_are_gone(client: AsyncClient) -> None:
+async def test_a_deleted_file_and_a_deleted_collection_are_gone(client):
     await put(client, {"a.txt": "A", "b.txt": "B"})
     deleted = {"collection": "birds", "file": "a.txt", "passages": 1, "deleted": True}
     assert (await client.delete(f"{PATH}/birds", params={"file": "a.txt"})).json() == deleted
@@ -114,14 +103,14 @@ async def test_a_deleted_file_and_a_deleted_collection_are_gone(client: AsyncCli
     assert (await client.get(PATH)).json()["data"] == []
 
 
-async def test_namespaces_do_not_see_each_others_files(client: AsyncClient) -> None:
+async def test_namespaces_do_not_see_each_others_files(client):
     await put(client, {"a.txt": "A"})
     for call in (client.get, client.delete):
         assert (await call(f"{PATH}/birds", params={"namespace": "other"})).status_code == 404
     assert await files_of(client) == ["a.txt"]
 
 
-async def test_names_of_files_are_kept_as_they_are_or_refused(client: AsyncClient) -> None:
+async def test_names_of_files_are_kept_as_they_are_or_refused(client):
     good = ["../../a.txt", "/etc/b.txt", "5.00\u202fPM.txt", "x" * 508 + ".txt"]
     bad = ["x" * 509 + ".txt", "a\x7f.txt"]
     found = lines(await put(client, dict.fromkeys([*good, *bad], "text")))
@@ -130,40 +119,36 @@ async def test_names_of_files_are_kept_as_they_are_or_refused(client: AsyncClien
     assert await files_of(client) == sorted(good)
 
 
-async def test_what_is_refused_is_not_stored(
-    app: FastAPI, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A system prompt that the model can't take; an id that stands for another text; a passage that is no chunk."""
+async def test_a_system_prompt_that_the_model_cannot_take_stores_nothing(client, monkeypatch):
+    error = {"message": "the system prompt is too long", "type": "BadRequestError", "code": 400}
 
-    async def refused(request: IngestRequest, *arguments: Any) -> Any:
-        if request.system == "too long":
-            error = {"message": "the system prompt is too long", "type": "BadRequestError", "code": 400}
-            return ErrorResponse.model_validate({"error": error})
-        return await computed(request, *arguments)
+    async def refused(request, *arguments):
+        return ErrorResponse.model_validate({"error": error})
 
     monkeypatch.setattr(collection_ingestion, "ingestion_of", refused)
-    answer = await put(client, {"a.txt": "A"}, system="too long")
-    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "the system prompt is too long")
-    (stored,) = [line for line in lines(await put(client, {"b.txt": "B"}, "others")) if line.get("id")]
+    assert told(await put(client, {"a.txt": "A"})) == (400, "the system prompt is too long")
+    assert (await client.get(PATH)).json()["data"] == []
+
+
+async def test_a_passage_whose_id_stands_for_another_text_or_is_too_long_is_not_stored(app, client, monkeypatch):
+    (stored,) = [line for line in lines(await put(client, {"b.txt": "B"})) if line.get("id")]
     ids = app.state.engine_client.cache.usable().manager.ids
-    await client.delete(f"{PATH}/others")
+    await client.delete(f"{PATH}/birds")
     ids.restore(ChunkName("default", stored["id"]), RegisteredText("another text", None), ChunkHash(b"key"))
-    answer = await put(client, {"b.txt": "B"}, "others")
-    assert (answer.status_code, "another text" in answer.json()["error"]["message"]) == (409, True)
-    (failed, *_) = lines(await put(client, {"b.txt": "B", "c.txt": "C"}, "others"))
+    status, message = told(await put(client, {"b.txt": "B"}))
+    assert (status, "another text" in message) == (409, True)
+    (failed, *_) = lines(await put(client, {"b.txt": "B", "c.txt": "C"}))
     assert (failed["file"], failed["status"]) == ("b.txt", "failed")
     monkeypatch.setattr(collection_ingestion, "LONGEST_NAME", 2000)
-    assert (await put(client, {"d" * 1100 + ".txt": "D"}, "longs")).status_code == 400  # for a chunk's id
+    assert (await put(client, {"d" * 1100 + ".txt": "D"}, "longs")).status_code == 400
     listed = (await client.get(PATH)).json()["data"]
-    assert [(each["name"], each["files"]) for each in listed] == [("others", 1)]
+    assert [(each["name"], each["files"]) for each in listed] == [("birds", 1)]
 
 
-async def test_what_is_registered_while_a_file_is_stored_costs_its_passages_only(
-    client: AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[IngestRequest] = []
+async def test_what_is_registered_while_a_file_is_stored_costs_its_passages_only(client, monkeypatch):
+    asked = []
 
-    async def conflict(request: IngestRequest, *arguments: Any) -> Any:
+    async def conflict(request, *arguments):
         asked.append(request)
         if len(asked) % 2 == 0:  # the first is the check
             raise IdConflictError("it stands for another text")
@@ -176,7 +161,7 @@ async def test_what_is_registered_while_a_file_is_stored_costs_its_passages_only
     assert await files_of(client) == ["a.txt", "b.txt"]
 
 
-async def test_files_that_come_while_their_collection_is_deleted(client: AsyncClient) -> None:
+async def test_files_that_come_while_their_collection_is_deleted(client):
     """They are stored, or refused as of a deleted collection; nothing else."""
     answers = await asyncio.gather(
         *(put(client, {f"{number}.txt": f"Text {number}."}) for number in range(20)),
@@ -188,23 +173,17 @@ async def test_files_that_come_while_their_collection_is_deleted(client: AsyncCl
     assert "after.txt" in await files_of(client)
 
 
-async def test_an_error_names_each_file_once(client: AsyncClient) -> None:
-    answer = await put(client, {"a.txt": "", "b.zip": "PK"})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (
-        400,
-        "a.txt: there is no text in the file; b.zip: files of the type '.zip' can't be read",
-    )
+async def test_an_error_names_each_file_once(client):
+    message = "a.txt: there is no text in the file; b.zip: files of the type '.zip' can't be read"
+    assert told(await put(client, {"a.txt": "", "b.zip": "PK"})) == (400, message)
 
 
-async def test_long_lists_are_written_item_by_item(app: FastAPI, client: AsyncClient) -> None:
+async def test_long_lists_are_written_item_by_item(app, client):
     """Counted in turns of the event loop between the parts of an answer."""
     await put(client, {"a.txt": "\n\n".join(f"Word {number}." for number in range(3000))}, max_tokens="16")
-    parts = [part async for part in (await passages(app)).body_iterator]
+    answer = await collections.list_passages("birds", "a.txt", app.state.tessera.retrieval)
+    parts = [part async for part in answer.body_iterator]
     listed = json.loads("".join(parts))
     assert [each["number"] for each in listed["data"]] == list(range(1, len(parts) - 1))
     assert max(map(len, parts)) < 1000 < len("".join(parts))
     assert (await client.get(f"{PATH}/birds/passages", params={"file": "a.txt"})).json() == listed
-
-
-async def passages(app: FastAPI) -> Any:
-    return await collections.list_passages("birds", "a.txt", app.state.tessera.retrieval)

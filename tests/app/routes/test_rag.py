@@ -4,34 +4,22 @@
 import json
 
 import pytest
-from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from httpx import ASGITransport, AsyncClient
-from pydantic import ValidationError
 from vllm.exceptions import VLLMValidationError
 
 from app.documents.document import Document
-from app.documents.rag_request import (
-    RagChatRequest,
-    RagChunk,
-    chat_completion,
-    chat_messages,
-    documents_of,
-    documents_request,
-)
-from app.errors import answer_errors
+from app.documents.rag_request import RagChatRequest, RagChunk, chat_completion, chat_messages, documents_of
 from app.prompt.marks import Marks
 from app.routes.rag import _with_report, router
 from app.settings import Settings
 from cache.segments.chunk_ids import ChunkIds, GoneIdError, RegisteredText, UnknownIdError
 from cache.segments.hashing import ChunkHash
 from engine_ext.client.request import CacheOptions, Ticket
-from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse
+from engine_ext.wire.vllm_compat import ErrorResponse
 from tests.app.helpers import make_report
 from tests.app.helpers import refused as bad_request
-from tests.support.context import make_context
+from tests.support.context import client_with, make_context
 
-USER = {"role": "user", "content": "why?"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 
 
@@ -39,25 +27,12 @@ def rag(**fields) -> RagChatRequest:
     return RagChatRequest(**{"chunks": ["one"], "question": "why?"} | fields)
 
 
-def refused(parameter: str, message: str):
-    return pytest.raises(VLLMValidationError, match=rf"{message}.*\(parameter={parameter}[,)]")
+def user(content) -> dict:
+    return {"role": "user", "content": content}
 
 
-def test_sampling_fields_of_chat_completions_are_passed_on():
-    request = rag(model="m", temperature=0.5, max_tokens=3, top_k=5, stream=True, stop=["x"], logprobs=True)
-    taken = documents_request(request, [])
-    taken.insert("<marked>")
-    made = chat_completion(taken.body)
-    assert isinstance(made, ChatCompletionRequest)
-    assert (made.model, made.temperature, made.model_dump()["max_tokens"], made.top_k) == ("m", 0.5, 3, 5)
-    assert (made.stream, made.stop, made.logprobs) == (True, ["x"], True)
-    assert made.messages == [{"role": "user", "content": "<marked>why?"}]
-
-
-@pytest.mark.parametrize("name", ["chunk", "temprature", "documents", "kv_transfer_params", "echo", "use_beam_search"])
-def test_unknown_and_meaningless_fields_are_refused(name):
-    with refused(name, f"unknown field '{name}'"):
-        rag(**{name: True})
+def conversation(*messages: dict, **fields) -> RagChatRequest:
+    return rag(question=None, messages=list(messages), **fields)
 
 
 def test_a_bad_sampling_field_is_a_validation_error():
@@ -66,54 +41,34 @@ def test_a_bad_sampling_field_is_a_validation_error():
     assert raised.value.errors()[0]["loc"] == ("temperature",)
 
 
-@pytest.mark.parametrize("fields", [{"question": None}, {"messages": [USER]}])
-def test_either_question_orchat_messages(fields):
-    with refused("question", "give either question or messages"):
-        rag(**fields)
-
-
-@pytest.mark.parametrize("question", ["", " \n"])
-def test_an_empty_question_is_refused(question):
-    with refused("question", "the question is empty"):
-        rag(question=question)
-
-
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "parameter", "message"),
     [
-        {"chunks": None},
-        {"chunks": "one"},
-        {"chunks": [5]},
-        {"chunks": [{"text": "one", "txt": "two"}]},
-        {"chunks": [{"id": ""}]},
-        {"cache": {"mode": "x"}},
-        {"cache": {"separator": "|"}},
+        ({"temprature": True}, "temprature", "unknown field 'temprature'"),
+        ({"documents": True}, "documents", "unknown field 'documents'"),
+        ({"kv_transfer_params": True}, "kv_transfer_params", "unknown field 'kv_transfer_params'"),
+        ({"question": None}, "question", "give either question or messages"),
+        ({"messages": [user("why?")]}, "question", "give either question or messages"),
+        ({"question": " \n"}, "question", "the question is empty"),
     ],
 )
-def test_bad_chunks_and_options_are_refused(fields):
-    with pytest.raises(ValidationError) as raised:
+def test_unknown_fields_and_questions_that_are_none_are_refused(fields, parameter, message):
+    with pytest.raises(VLLMValidationError, match=rf"{message}.*\(parameter={parameter}[,)]"):
         rag(**fields)
-    assert raised.value.errors()[0]["loc"][0] in fields
 
 
 def test_chunks_are_strings_or_objects():
     request = rag(chunks=["one", {"id": "d2", "text": "two", "title": "T", "metadata": {"page": 5}}])
-    documents = documents_of(request.chunks, None, "default")
-    assert documents == [Document("one"), Document("two", "d2", "T")]
-
-
-def test_no_chunks_are_no_error():
-    assert rag(chunks=[]).chunks == []
+    assert documents_of(request.chunks, None, "default") == [Document("one"), Document("two", "d2", "T")]
+    assert documents_of(rag(chunks=[]).chunks, None, "default") == []
 
 
 @pytest.mark.parametrize(
     ("chunk", "parameter", "message"),
     [
-        ("", "chunks.1.text", "a document's text is empty"),
         (RagChunk(text=" \n"), "chunks.1.text", "a document's text is empty"),
         ("\ud800", "chunks.1.text", "a document's text is not Unicode text"),
         (RagChunk(text="one", title="\ud800"), "chunks.1.title", "a document's title is not Unicode text"),
-        (RagChunk(), "chunks.1.text", "a chunk needs a text"),
         (RagChunk(title="T"), "chunks.1.text", "a chunk needs a text"),
     ],
 )
@@ -122,7 +77,8 @@ def test_a_bad_chunk_is_named(chunk, parameter, message):
         documents_of(["one", chunk], None, "default")
 
 
-def chunk_ids() -> ChunkIds:
+@pytest.fixture
+def ids() -> ChunkIds:
     made = ChunkIds()
     made.register("default", "d1", RegisteredText("one", "T"), ChunkHash(b"1"))
     made.register("default", "d2", RegisteredText("two"), ChunkHash(b"2"))
@@ -130,86 +86,73 @@ def chunk_ids() -> ChunkIds:
     return made
 
 
-def test_a_registered_chunk_needs_no_text():
-    assert documents_of([RagChunk(id="d1")], chunk_ids(), "default") == [Document("one", "d1", "T")]
+def test_a_registered_chunk_needs_no_text(ids):
+    assert documents_of([RagChunk(id="d1")], ids, "default") == [Document("one", "d1", "T")]
 
 
 @pytest.mark.parametrize(
     ("id", "namespace", "error", "message"),
     [
-        ("d3", "default", UnknownIdError, "chunks.0.id: unknown chunk id 'd3': send its text"),
-        ("d1", "other", UnknownIdError, "chunks.0.id: unknown chunk id 'd1': send its text"),
-        (
-            "d2",
-            "default",
-            GoneIdError,
-            r"chunks.0.id: chunk id 'd2' is no longer cached \(expired\): send",
-        ),
+        ("d3", "default", UnknownIdError, "unknown chunk id 'd3': send its text"),
+        ("d1", "other", UnknownIdError, "unknown chunk id 'd1': send its text"),
+        ("d2", "default", GoneIdError, r"chunk id 'd2' is no longer cached \(expired\): send"),
     ],
 )
-def test_an_id_that_stands_for_nothing_is_named(id, namespace, error, message):
-    with pytest.raises(error, match=message):
-        documents_of([RagChunk(id=id)], chunk_ids(), namespace)
+def test_an_id_that_stands_for_nothing_is_named(ids, id, namespace, error, message):
+    with pytest.raises(error, match=f"chunks.0.id: {message}"):
+        documents_of([RagChunk(id=id)], ids, namespace)
 
 
-def test_the_question_follows_the_marked_chunks():
-    assert chat_messages(rag(), "<marked>") == [{"role": "user", "content": "<marked>why?"}]
-    assert chat_messages(rag(system="s"), "<marked>") == [
-        {"role": "system", "content": "s"},
-        {"role": "user", "content": "<marked>why?"},
-    ]
+TEXT = {"type": "text", "text": "why?"}
+MARKED = {"type": "text", "text": "<marked>why?"}
+SYSTEM = {"role": "system", "content": "s"}
+ASSISTANT = {"role": "assistant", "content": "a"}
 
 
-def conversation(*messages: dict, **fields) -> RagChatRequest:
-    return rag(question=None, messages=list(messages), **fields)
+@pytest.mark.parametrize(
+    ("chat", "messages"),
+    [
+        (rag(), [user("<marked>why?")]),
+        (rag(system="s"), [SYSTEM, user("<marked>why?")]),
+        (conversation(user("why?"), system="s"), [SYSTEM, user("<marked>why?")]),
+        (conversation(SYSTEM, user("why?")), [SYSTEM, user("<marked>why?")]),
+        (
+            conversation(ASSISTANT, user("why?"), ASSISTANT, user("and?")),
+            [ASSISTANT, user("<marked>why?"), ASSISTANT, user("and?")],
+        ),
+        (conversation(user([IMAGE, TEXT, TEXT])), [user([IMAGE, MARKED, TEXT])]),
+    ],
+    ids=["question", "system", "system and messages", "system message", "first user message", "first text part"],
+)
+def test_the_marked_chunks_go_before_the_first_user_text(chat, messages):
+    before = chat.model_copy(deep=True)
+    assert chat_messages(chat, "<marked>") == messages
+    assert chat == before
 
 
-def test_the_marked_chunks_go_before_the_first_user_text():
-    assistant = {"role": "assistant", "content": "a"}
-    request = conversation(assistant, USER, assistant, {"role": "user", "content": "and?"})
-    marked = [
-        assistant,
-        {"role": "user", "content": "<marked>why?"},
-        assistant,
-        {"role": "user", "content": "and?"},
-    ]
-    assert chat_messages(request, "<marked>") == marked
-    assert request.messages[1] == USER  # the request itself is unchanged
-
-
-def test_the_marked_chunks_go_before_the_first_text_part():
-    parts = [IMAGE, {"type": "text", "text": "why?"}, {"type": "text", "text": "really?"}]
-    request = conversation({"role": "user", "content": parts})
-    (message,) = chat_messages(request, "<marked>")
-    assert message["content"] == [IMAGE, {"type": "text", "text": "<marked>why?"}, parts[2]]
-    assert parts[1] == {"type": "text", "text": "why?"}
-
-
-@pytest.mark.parametrize("role", ["system", "developer"])
-def test_a_system_prompt_is_given_once(role):
-    with refused("messages", "the system prompt is given twice"):
-        chat_messages(conversation({"role": role, "content": "s"}, USER, system="t"), "")
-    assert len(chat_messages(conversation({"role": role, "content": "s"}, USER), "")) == 2
-    assert len(chat_messages(conversation(USER, system="t"), "")) == 2
-
-
-@pytest.mark.parametrize("messages", [[], [{"role": "system", "content": "s"}], [{"content": "why?"}]])
-def test_messages_need_a_user(messages):
-    with refused("messages", "messages have no user message"):
-        chat_messages(conversation(*messages), "")
-
-
-@pytest.mark.parametrize("content", [None, 5, [], [IMAGE], ["x", 5, ["type", "text"]]])
-def test_the_first_user_message_needs_text(content):
-    with refused("messages", "the first user message has no text"):
-        chat_messages(conversation({"role": "user", "content": content}, USER), "")
+@pytest.mark.parametrize(
+    ("chat", "message"),
+    [
+        *(
+            (conversation(*messages), "messages have no user message")
+            for messages in ([], [SYSTEM], [{"content": "?"}])
+        ),
+        *(
+            (conversation(user(content), user("why?")), "the first user message has no text")
+            for content in (None, 5, [], [IMAGE], ["x", 5, ["type", "text"]])
+        ),
+        (conversation(SYSTEM, user("why?"), system="t"), "the system prompt is given twice"),
+        (conversation({**SYSTEM, "role": "developer"}, user("why?"), system="t"), "the system prompt is given twice"),
+    ],
+)
+def test_messages_need_a_users_text_and_one_system_prompt(chat, message):
+    with pytest.raises(VLLMValidationError, match=rf"{message}.*\(parameter=messages[,)]"):
+        chat_messages(chat, "")
 
 
 def test_an_answer_has_the_report_instead_of_transfer_parameters():
-    ticket = Ticket(CacheOptions())
-    assert _with_report({"id": "c", "kv_transfer_params": {"cache": {}}}, ticket) == {"id": "c", "cache": None}
-    ticket.report = make_report().to_dict()
-    assert _with_report({"id": "c"}, ticket) == {"id": "c", "cache": ticket.report}
+    ticket = Ticket(CacheOptions(), report=make_report().to_dict())
+    assert _with_report({"id": "c", "kv_transfer_params": {}}, ticket) == {"id": "c", "cache": ticket.report}
 
 
 class FakeServing:
@@ -226,17 +169,14 @@ class FakeServing:
 
 
 async def post(answer, **body):
-    app = FastAPI()
-    app.include_router(router)
-    answer_errors(app)
-    app.state.tessera = context = make_context(settings=Settings(chunk_position_strategy="offset"))
-    app.state.openai_serving_chat = serving = FakeServing(context.marks, answer)
-    app.state.enable_server_load_tracking = False
-    async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
+    context = make_context(settings=Settings(chunk_position_strategy="offset"))
+    serving = FakeServing(context.marks, answer)
+    state = {"tessera": context, "openai_serving_chat": serving, "enable_server_load_tracking": False}
+    async with client_with(router, **state) as client:
         return serving, await client.post("/v1/rag/chat", json={"chunks": ["one"], "question": "why?"} | body)
 
 
-async def test_a_streams_last_event_has_the_report():
+async def test_a_streams_last_event_has_the_report_and_sampling_fields_are_passed_on():
     end = {"id": "c1", "choices": [{"finish_reason": "stop"}]}
 
     async def events():
@@ -244,7 +184,9 @@ async def test_a_streams_last_event_has_the_report():
         yield f"data: {json.dumps(end)}\n\n"
         yield "data: [DONE]\n\n"
 
-    serving, response = await post(events(), stream=True, chunks=["one", {"id": "d2", "text": "two"}])
+    sampling = {"temperature": 0.5, "top_k": 5, "stop": ["x"], "logprobs": True, "stream": True}
+    serving, response = await post(events(), chunks=["one", {"id": "d2", "text": "two"}], **sampling)
+    assert {name: getattr(serving.request, name) for name in sampling} == sampling
     assert serving.prompt.chunks == ("one\n\n", "two\n\n")
     assert serving.prompt.ticket.chunk_ids == (None, "d2")
     assert serving.prompt.ticket.options.position_strategy == "offset"

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """``POST /v1/rag/split``: files become chunks or a clear error."""
 
-import asyncio
-
 import pytest
-from fastapi import FastAPI
-from httpx import ASGITransport, AsyncClient
 
 from app.documents.extraction import Extraction
 from app.documents.rag_request import RagChunk
 from app.routes.split import router
 from app.settings import Settings
 from engine_ext.wire.vllm_compat import GracefulHTTPError
-from tests.app.helpers import refused
 from tests.app.pdfs import make_pdf
-from tests.support.context import make_context
+from tests.support.context import client_with, make_context
 from tests.support.words import TOKENIZER
 
 EXTRACTION = Extraction(TOKENIZER)
@@ -27,10 +22,8 @@ def ended():
 
 
 async def split(file, filename="a.txt", **params):
-    app = FastAPI()
-    app.include_router(router)
-    app.state.tessera = make_context(settings=Settings(chunk_max_tokens=200), extraction=EXTRACTION)
-    async with AsyncClient(transport=ASGITransport(app), base_url="http://server") as client:
+    context = make_context(settings=Settings(chunk_max_tokens=200), extraction=EXTRACTION)
+    async with client_with(router, tessera=context) as client:
         return await client.post("/v1/rag/split", content=file, params={"filename": filename, **params})
 
 
@@ -40,16 +33,15 @@ async def chunks_of(*arguments, **params):
     return answer.json()["chunks"]
 
 
-async def test_a_text():
-    (chunk,) = await chunks_of("Schöne Grüße.".encode("utf-8-sig"))
-    place = {"page": None, "start": 0, "end": 13}
-    assert chunk == {"id": chunk["id"], "title": None, "text": "Schöne Grüße.", "tokens": 2, "metadata": place}
-    RagChunk(**{name: value for name, value in chunk.items() if name != "tokens"})
-
-
-async def test_markdown():
-    chunks = await chunks_of(b"# One\na\n# Two\nb", "Guide.MD")
-    assert [(chunk["title"], chunk["text"]) for chunk in chunks] == [("One", "a"), ("Two", "b")]
+async def test_markdown_is_split_at_headings_into_chunks_as_other_endpoints_take_them():
+    chunks = await chunks_of("# One\nSchöne Grüße.\n# Two\nb".encode(), "Guide.MD")
+    assert [(chunk["title"], chunk["text"], chunk["tokens"]) for chunk in chunks] == [
+        ("One", "Schöne Grüße.", 3),
+        ("Two", "b", 2),
+    ]
+    assert chunks[0]["metadata"] == {"page": None, "start": 6, "end": 19}
+    for chunk in chunks:
+        RagChunk(**{name: value for name, value in chunk.items() if name != "tokens"})
 
 
 async def test_a_pdf():
@@ -80,23 +72,9 @@ async def test_other_files(filename):
 
 
 async def test_what_has_no_text():
-    with refused("body", "there is no text in the file"):
-        await split(b"", "a.txt")
-
-
-async def test_the_event_loop_goes_on_meanwhile():
-    ticks = 0
-
-    async def tick():
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0)
-
-    ticking = asyncio.create_task(tick())
-    await split(make_pdf(*[["a"]] * 200), "a.pdf")
-    ticking.cancel()
-    assert ticks > 100
+    answer = await split(b"")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["message"], error["param"]) == (400, "there is no text in the file", "body")
 
 
 @pytest.mark.parametrize("params", [{"max_tokens": 15}, {"max_tokens": "x"}, {"filename": ""}])

@@ -13,15 +13,12 @@ from app.routes.cache import SleepRequest
     ("model", "fields"),
     [
         (IngestRequest, {"chunks": [], "ttl_s": True}),
-        (IngestRequest, {"chunks": [], "ttl_s": "5"}),
         (IngestRequest, {"chunks": [], "pin": "yes"}),
         (SleepRequest, {"idle_s": True}),
         (CacheField, {"explain": 1}),
         (CacheField, {"recompute": False}),
-        (CacheField, {"sparse": {"budget_tokens": True}}),
-        (CacheField, {"sparse": {"budget_tokens": "5"}}),
-        (CacheField, {"sparse": {"budget_share": True}}),
-        (CacheField, {"sparse": {"mass": True}}),
+        (CacheField, {"reread": True}),
+        *((CacheField, {"sparse": {name: True}}) for name in ("budget_tokens", "budget_share", "mass")),
         (RagChatRequest, {"chunks": [], "question": "?", "stream": "on"}),
     ],
 )

@@ -161,42 +161,30 @@ def test_rounds_that_the_pool_can_not_hold_are_cut_short(run, num_pages):
     assert engine.cache.manager.is_idle
 
 
-def test_a_chunk_that_does_not_fit_the_pool_fails_alone(run):
+def test_a_chunk_that_does_not_fit_the_pool_or_the_model_fails_alone(run):
     engine, llm = make_engine(num_pages=6)
-    rounds = Rounds(engine, llm)
-    done = run(results(rounds.background, distinct([3, 6 * PAGE_TOKENS, 3])))
+    done = run(results(engine.background, distinct([3, 6 * PAGE_TOKENS, 3])))
     assert [result.status for result in done] == ["filled", None, "filled"]
     assert "more pages of 4 tokens" in done[1].error
+    llm.model_config.max_model_len = 10
+    done = run(results(engine.background, distinct([6, 7, 3])))
+    assert [result.error for result in done] == [None, "10 tokens don't fit the model's context length of 10", None]
 
 
-def test_a_chunk_that_does_not_fit_the_model_fails_alone(run):
-    engine, llm = large_engine()
-    llm.model_config.max_model_len = 50
-    done = run(results(engine.background, distinct([46, 47, 3])))
-    assert [result.status for result in done] == ["filled", None, "filled"]
-    assert done[1].error == "50 tokens don't fit the model's context length of 50"
-
-
-def test_what_is_not_kept_fails_with_the_reason(run):
-    engine, _ = make_engine()
-    chunks = distinct([3, 3])
+def test_a_lost_fill_and_what_is_not_kept_fail_with_the_reason(run):
+    engine, llm = make_engine()
+    chunks = distinct([3, 3, 3])
 
     def keep(chunk: Chunk, entry: Any) -> None:
         if chunk is chunks[1]:
             raise ChunkCacheError("no room for pins")
 
-    done = run(results(engine.background, chunks, keep=keep))
-    assert [(result.status, result.error) for result in done] == [("filled", None), (None, "no room for pins")]
-    assert done[1].key
-
-
-def test_a_lost_fill_fails_its_chunk_alone(run):
-    engine, llm = make_engine()
-    chunks = distinct([3, 3])
-    llm.loses = lambda prompt_ids: prompt_ids[-3:] == chunks[1].token_ids
-    done = run(results(engine.background, chunks))
-    assert [result.status for result in done] == ["filled", None]
-    assert "nothing saved" in done[1].error
+    llm.loses = lambda prompt_ids: prompt_ids[-3:] == chunks[2].token_ids
+    kept, refused, lost = run(results(engine.background, chunks, keep=keep))
+    assert (kept.status, kept.error) == ("filled", None)
+    assert (refused.status, refused.error) == (None, "no room for pins")
+    assert refused.key
+    assert (lost.status, "nothing saved" in lost.error) == (None, True)
 
 
 def test_chunks_that_were_cleared_while_they_were_computed_say_so(run):
@@ -219,6 +207,24 @@ def test_an_isolated_ingestion_computes_behind_the_opening(run):
     assert done.status == "filled"
     (entry,) = (entry for entry in engine.cache.manager.index if not entry.is_system)
     assert entry.identity.prefix_ids == (7,)
+
+
+def test_when_the_server_stops_no_more_is_begun(run):
+    """The first round of chunks is computed; the others are reported as refused."""
+    engine, llm = make_engine()
+
+    async def stopped() -> list[str | None]:
+        errors = []
+        async for result in engine.background.run(ingestion(), distinct([2] * 40)):
+            errors.append(result.error)
+            engine.background.stop()
+        return errors
+
+    errors = run(stopped())
+    computed = errors.index("the server is stopping")
+    assert 0 < computed < 40
+    assert errors == [None] * computed + ["the server is stopping"] * (40 - computed)
+    assert sum(llm.computed.values()) == computed + 1  # the system segment
 
 
 @pytest.mark.parametrize("leaves_after", range(20))

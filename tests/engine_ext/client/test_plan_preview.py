@@ -51,7 +51,7 @@ async def test_a_quota_that_another_request_uses_up() -> None:
     manager.release(held)
 
 
-@pytest.mark.parametrize("options", [{"recompute": 0.5}, {"sparse": Sparse(budget_share=0.5)}])
+@pytest.mark.parametrize("options", [{"recompute": 0.5}, {"reread": 0.5}, {"sparse": Sparse(budget_share=0.5)}])
 async def test_nothing_is_computed_where_attention_cannot_be_measured(options: dict[str, Any]) -> None:
     engine, llm = make_engine(no_attention="sliding windows")
     report = await ask(engine, TWO, replace(OPTIONS, **options), SamplingParams(max_tokens=1))

@@ -17,7 +17,7 @@ from engine_ext.core.worker import PoolSizeError, WorkerHalf
 from engine_ext.wire.plan import LoadRefused, TransferPlan
 
 
-@pytest.mark.parametrize(("meta", "evicted"), [(LoadRefused(frozenset("r")), {0, 1}), (None, set()), (object(), set())])
+@pytest.mark.parametrize(("meta", "evicted"), [(LoadRefused(), {0, 1}), (None, set()), (object(), set())])
 def test_only_its_own_refusal_empties_the_prefix_cache(meta: Any, evicted: set[int]) -> None:
     """Invalid blocks of another connector are not in the prefix cache yet."""
     found: set[int] = set()

@@ -26,10 +26,14 @@ def ids() -> list[str]:
     return ["one"]
 
 
+def selecting(keys: torch.Tensor, ids: list[str], prompt: int = PROMPT, number: int = NUMBER) -> DecodingSelection:
+    layer = LayerKV(PagedTensor.of(keys), PagedTensor.of(keys), keys, keys, FREQUENCIES)
+    return DecodingSelection({"layer": layer}, POLICIES["attention"], number, lambda: Batch(ids, [prompt] * len(ids)))
+
+
 @pytest.fixture
 def selection(keys: torch.Tensor, ids: list[str]) -> DecodingSelection:
-    layer = LayerKV(PagedTensor.of(keys), PagedTensor.of(keys), keys, keys, FREQUENCIES)
-    return DecodingSelection({"layer": layer}, POLICIES["attention"], NUMBER, lambda: Batch(ids, [PROMPT] * len(ids)))
+    return selecting(keys, ids)
 
 
 def row(length: int, num_tokens: int = 1, first: int = 0, blocks: range = range(10, 30)) -> BatchRow:
@@ -42,8 +46,7 @@ def test_tokens_of_the_prompt_read_everything(selection: DecodingSelection) -> N
 
 
 def test_tokens_within_the_budget_read_everything(keys: torch.Tensor) -> None:
-    layer = LayerKV(PagedTensor.of(keys), PagedTensor.of(keys), keys, keys, FREQUENCIES)
-    selection = DecodingSelection({"layer": layer}, POLICIES["attention"], NUMBER, lambda: Batch(["one"], [2]))
+    selection = selecting(keys, ["one"], prompt=2)
     assert selection.step([row(NUMBER * BLOCK)]) is None
     step = selection.step([row(NUMBER * BLOCK + 2, NUMBER * BLOCK)])
     assert step is not None
@@ -92,6 +95,5 @@ def test_blocks_are_represented_once_while_the_request_runs(selection: DecodingS
 
 
 def test_too_small_a_budget_is_refused(keys: torch.Tensor) -> None:
-    layer = LayerKV(PagedTensor.of(keys), PagedTensor.of(keys), keys, keys, FREQUENCIES)
     with pytest.raises(ValueError, match=f"less than {LEAST_BLOCKS}"):
-        DecodingSelection({"layer": layer}, POLICIES["attention"], LEAST_BLOCKS - 1, lambda: Batch([], []))
+        selecting(keys, [], number=LEAST_BLOCKS - 1)

@@ -35,10 +35,6 @@ def test_tokens_of_several_requests(first_token: int) -> None:
     assert list(zip(*(tensor.tolist() for tensor in moved), strict=True)) == one_by_one(transfers)
 
 
-def test_nothing() -> None:
-    assert [len(tensor) for tensor in moved_tokens([], PAGE, BLOCK)] == [0, 0, 0]
-
-
 @pytest.mark.parametrize(
     "span", [Span(0, 9, 0, 1, (1, 2)), Span(0, 8, 0, 1, (1, 2), skipped=1), Span(14, 4, 0, 1, (1, 2))]
 )

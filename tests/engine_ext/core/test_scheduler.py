@@ -86,7 +86,7 @@ def test_what_was_computed_behind_a_refused_load_is_not_saved(is_loaded_again: b
     """The refusal is read after the step in which vLLM preempts the request."""
     half, request = half_with(TransferPlan(loads=(SYSTEM,), saves=(CHUNK,)), 14, [])
     half.build_step(step(5, 9, new=[[1, 2, 3, 4]]))
-    half.loads_refused({"r", "ended"})
+    half.loads_refused()
     if is_loaded_again:
         assert half.build_step(step(5, 9, cached=[[5, 6, 7, 8]], resumed=True)).saves
     assert half.finish_request(request) == ({"saved": True} if is_loaded_again else None)

@@ -22,23 +22,20 @@ from engine_ext.core.moves import Moves
 from engine_ext.core.pages import WrongPagesError
 from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.plan import BlockTransfer, Span
-from kernels.layout import PagedTensor
-from kernels.paged import LayerKV, make_pool
-from kernels.reference import frequencies
+from tests.support import workers
 from tests.support.streams import DEVICE, Machine, QueuedCopier, in_thread
+from tests.support.workers import HEADS, NAMES, SIZE, is_equal, make_half
 
 PLACES = ((0, 1), (3, 2), (4, 5))
 """Pages of segments, of which two share all pages or none."""
-TOKENS, PAGE_TOKENS, HEADS, SIZE, BLOCKS, BLOCK, LAYERS = 3, 2, 2, 4, 4, 16, 2
+TOKENS, PAGE_TOKENS, BLOCKS, BLOCK = 3, 2, 4, 16
 STEPS = 12
 WRONG_LOAD, WRONG_READ, OTHER_DEVICE = "wrong KV was loaded", "wrong KV was read", "another device was used"
 
 
 def segment(tag: int) -> dict[str, Tensor]:
     """The KV of a tag."""
-    generator = torch.Generator().manual_seed(tag)
-    names = [f"{layer}.{kind}" for layer in range(LAYERS) for kind in ("key", "value")]
-    return {name: torch.randn(TOKENS, HEADS, SIZE, generator=generator) for name in names}
+    return workers.segment(TOKENS, tag)
 
 
 @contextmanager
@@ -53,18 +50,14 @@ def faked(machine: Machine, moves: type[Moves] = Moves) -> Iterator[None]:
 def new_blocks(*, heads_first: bool) -> dict[str, Tensor]:
     """The engine's blocks by tensor, `[blocks, tokens, heads, size]`."""
     shape = (BLOCKS, HEADS, BLOCK, SIZE) if heads_first else (BLOCKS, BLOCK, HEADS, SIZE)
-    return {name: torch.zeros(shape).transpose(1, 2) if heads_first else torch.zeros(shape) for name in segment(0)}
+    return {name: torch.zeros(shape).transpose(1, 2) if heads_first else torch.zeros(shape) for name in NAMES}
 
 
 def new_worker(machine: Machine, blocks: dict[str, Tensor]) -> WorkerHalf:
     """A worker, in the engine's thread."""
     machine.set_device(DEVICE)
     machine.set_stream(machine.Stream())
-    views = [PagedTensor.of(each) for each in blocks.values()]
-    pools = [make_pool(each, 6, PAGE_TOKENS).fill_(torch.nan) for each in views]
-    half = WorkerHalf(0, PAGE_TOKENS, BLOCK)
-    half.attach([LayerKV(*views[i : i + 2], *pools[i : i + 2], frequencies(SIZE)) for i in range(0, len(views), 2)])
-    return half
+    return make_half(list(blocks.values()), 6, PAGE_TOKENS, torch.nan)
 
 
 class History:
@@ -162,7 +155,7 @@ class History:
         return BlockTransfer(f"r{self._num_calls}", (block,), 0, (Span(0, TOKENS, 0, tag, PLACES[place]),))
 
     def _expect(self, tag: int, found: dict[str, Tensor], problem: str) -> None:
-        if not all(torch.equal(found[name], tensor) for name, tensor in segment(tag).items()):
+        if not is_equal(found, segment(tag)):
             self._problems.add(problem)
 
 
@@ -220,7 +213,7 @@ def test_a_transfer_waits_for_the_engine_and_for_itself_however_many_layers_and_
         tensors = {name: torch.empty(*form[0]) for name, form in half.forms(TOKENS).items()}
         half.read([0, 3], 7, tensors)
         assert machine.num_waits == 4
-    assert all(torch.equal(tensors[name], tensor) for name, tensor in segment(7).items())
+    assert is_equal(tensors, segment(7))
 
 
 def test_memory_is_pinned_on_the_workers_device(monkeypatch: pytest.MonkeyPatch) -> None:

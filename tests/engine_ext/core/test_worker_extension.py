@@ -128,17 +128,15 @@ def test_dropped_blocks_are_refused_where_vllm_can_not_fail_a_load(monkeypatch: 
     assert remedy_for(told) == OTHERWISE
 
 
-def test_a_pool_larger_than_the_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda: (1 << 20, 1 << 30))
+@pytest.mark.parametrize("is_ascend", [False, True])
+def test_a_pool_larger_than_the_free_memory_is_refused(is_ascend: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On NPUs, torch_npu tells what is free."""
+    if is_ascend:
+        npu = SimpleNamespace(mem_get_info=lambda device=None: (1 << 20, 1 << 30))
+        monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu=npu))
+        monkeypatch.setattr(ascend, "current_platform", FakeNpuPlatform())
+    info = get_memory_info if is_ascend else lambda: (1 << 20, 1 << 30)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", info)
     with pytest.raises(PoolSizeError, match="2 MiB are more than the 1 MiB that are free") as raised:
         ChunkCacheWorkerExtension()._prepare(WorkerHalf(2 << 20, 32, 32))
     assert "a smaller --chunk-cache-memory" in remedy_for(str(raised.value))
-
-
-def test_on_npus_torch_npu_tells_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    npu = SimpleNamespace(mem_get_info=lambda device=None: (1 << 20, 1 << 30))
-    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu=npu))
-    monkeypatch.setattr(torch.accelerator, "get_memory_info", get_memory_info)
-    monkeypatch.setattr(ascend, "current_platform", FakeNpuPlatform())
-    with pytest.raises(PoolSizeError, match="2 MiB are more than the 1 MiB that are free"):
-        ChunkCacheWorkerExtension()._prepare(WorkerHalf(2 << 20, 32, 32))

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from app.models.random_model import build_preset
 from engine_ext.start.chunk_adapter import NOTE, ChunkAdapter
 from engine_ext.start.support import UnsupportedFlagError
 from tests.support import adapters
@@ -20,14 +19,9 @@ from tests.support.adapters import MODULES, RANK
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_preset("tiny-llama", tmp_path_factory.mktemp("models") / "tiny-llama")
-
-
 @pytest.fixture
-def folder(model: Path, tmp_path: Path) -> Path:
-    return adapters.ChunkAdapter.make("writer", model, tmp_path).folder
+def folder(tiny_llama: Path, tmp_path: Path) -> Path:
+    return adapters.ChunkAdapter.make("writer", tiny_llama, tmp_path).folder
 
 
 def changed(folder: Path, name: str, **fields: Any) -> None:
@@ -41,20 +35,20 @@ def enabled(folder: Path, model: Path, **arguments: Any) -> AsyncEngineArgs:
     return args
 
 
-def test_vllm_runs_it_alone(folder: Path, model: Path) -> None:
-    args = enabled(folder, model)
+def test_vllm_runs_it_alone(folder: Path, tiny_llama: Path) -> None:
+    args = enabled(folder, tiny_llama)
     assert (args.enable_lora, args.max_loras, args.max_lora_rank) == (True, 1, 8)
     assert args.lora_target_modules == sorted(MODULES)
 
 
-def test_or_beside_clients_adapters(folder: Path, model: Path) -> None:
+def test_or_beside_clients_adapters(folder: Path, tiny_llama: Path) -> None:
     given = {"enable_lora": True, "max_loras": 3, "max_cpu_loras": 5, "max_lora_rank": 64}
-    args = enabled(folder, model, **given, lora_target_modules=["down_proj"])
+    args = enabled(folder, tiny_llama, **given, lora_target_modules=["down_proj"])
     assert (args.max_loras, args.max_cpu_loras, args.max_lora_rank) == (4, 6, 64)
     assert args.lora_target_modules == sorted({"down_proj", *MODULES})
 
 
-def test_the_digest_is_of_what_the_engine_runs(folder: Path, model: Path, tmp_path: Path) -> None:
+def test_the_digest_is_of_what_the_engine_runs(folder: Path, tiny_llama: Path, tmp_path: Path) -> None:
     first = ChunkAdapter.read(folder, tmp_path / "1")
     assert (first.rank, first.positions) == (RANK, ("parallel",))
     changed(folder, NOTE, positions=["offset"])
@@ -82,10 +76,10 @@ def truncated(folder: Path) -> None:
         (lambda folder: changed(folder, NOTE, weights="others"), "it was trained for another model"),
     ],
 )
-def test_refused(damage: Callable[[Path], object], words: str, folder: Path, model: Path) -> None:
+def test_refused(damage: Callable[[Path], object], words: str, folder: Path, tiny_llama: Path) -> None:
     damage(folder)
     with pytest.raises(UnsupportedFlagError, match=f"^--chunk-adapter {re.escape(str(folder))}: .*{words}") as refusal:
-        enabled(folder, model)
+        enabled(folder, tiny_llama)
     assert "\n" not in str(refusal.value)
 
 

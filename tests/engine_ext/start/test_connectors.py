@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chunk cache's connector among those that the user asked for."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,19 +9,13 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from app.models.random_model import build_preset
 from engine_ext.start.connectors import ADDRESSING, attach_connector
 
 OURS = "engine_ext.core.connector.ChunkCacheConnector"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build_preset("tiny-llama", tmp_path_factory.mktemp("connectors") / "model"))
-
-
-def attached(model: str, **flags: Any) -> KVTransferConfig:
-    args = AsyncEngineArgs(model=model, **flags)
+def attached(model: Path, **flags: Any) -> KVTransferConfig:
+    args = AsyncEngineArgs(model=str(model), **flags)
     attach_connector(args, OURS, {"pool_bytes": 1})
     assert args.kv_offloading_size is None
     assert args.kv_transfer_config.kv_load_failure_policy == "fail"
@@ -34,47 +29,39 @@ def children(config: KVTransferConfig) -> list[KVTransferConfig]:
     return [KVTransferConfig(**part, engine_id=config.engine_id) for part in parts]
 
 
-def test_alone(model: str) -> None:
-    config = attached(model)
+def test_alone(tiny_llama: Path) -> None:
+    config = attached(tiny_llama)
     assert (config.kv_connector, config.kv_connector_extra_config) == ("ChunkCacheConnector", {"pool_bytes": 1})
 
 
-def test_before_another_whose_engine_id_stays(model: str) -> None:
-    extra = {"kv_lease_duration": 7}
-    nixl = KVTransferConfig(
-        kv_connector="NixlConnector",
-        kv_role="kv_producer",
-        engine_id="theirs",
-        kv_load_failure_policy="recompute",
-        kv_connector_extra_config=extra,
-    )
-    config = attached(model, kv_transfer_config=nixl)
-    ours, theirs = children(config)
+NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_producer", "kv_connector_extra_config": {"lease": 7}}
+OFFLOADING = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {}}
+SEVERAL = {
+    "kv_connector": "MultiConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"connectors": [NIXL, OFFLOADING]},
+}
+
+
+@pytest.mark.parametrize(
+    ("flags", "others"),
+    [
+        ({"kv_transfer_config": KVTransferConfig(**NIXL)}, [NIXL]),
+        ({"kv_transfer_config": KVTransferConfig(**SEVERAL)}, [NIXL, OFFLOADING]),
+        ({"kv_offloading_size": 2.0}, [{**OFFLOADING, "kv_connector_extra_config": {"cpu_bytes_to_use": 2 << 30}}]),
+    ],
+    ids=["another", "several", "that of kv_offloading_size"],
+)
+def test_before_others(tiny_llama: Path, flags: dict[str, Any], others: list[dict[str, Any]]) -> None:
+    ours, *found = children(attached(tiny_llama, **flags))
     assert (ours.kv_connector, ours.kv_connector_extra_config) == ("ChunkCacheConnector", {"pool_bytes": 1})
-    assert (theirs.kv_connector, theirs.kv_role, theirs.engine_id) == ("NixlConnector", "kv_producer", "theirs")
-    assert theirs.kv_connector_extra_config == extra
+    assert [{name: getattr(each, name) for name in NIXL} for each in found] == others
 
 
-def test_before_several(model: str) -> None:
-    parts = [
-        {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
-        {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"},
-    ]
-    multi = KVTransferConfig(
-        kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config={"connectors": parts}
-    )
-    names = [each.kv_connector for each in children(attached(model, kv_transfer_config=multi))]
-    assert names == ["ChunkCacheConnector", "NixlConnector", "OffloadingConnector"]
+def test_an_engine_id_and_a_policy_of_failures_that_were_given(tiny_llama: Path) -> None:
+    given = KVTransferConfig(**NIXL, engine_id="theirs", kv_load_failure_policy="recompute")
+    assert [each.engine_id for each in children(attached(tiny_llama, kv_transfer_config=given))] == ["theirs"] * 2
 
 
-def test_before_the_connector_of_kv_offloading_size(model: str) -> None:
-    _, theirs = children(attached(model, kv_offloading_size=2.0))
-    assert (theirs.kv_connector, theirs.kv_connector_extra_config) == (
-        "OffloadingConnector",
-        {"cpu_bytes_to_use": 2 << 30},
-    )
-
-
-@pytest.mark.parametrize("name", ADDRESSING)
-def test_the_table_has_connectors_of_vllm(name: str) -> None:
-    assert name in KVConnectorFactory._registry
+def test_the_table_has_connectors_of_vllm() -> None:
+    assert set(ADDRESSING) <= set(KVConnectorFactory._registry)

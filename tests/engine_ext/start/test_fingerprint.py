@@ -9,60 +9,52 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from app.models.random_model import build_preset
-from engine_ext.start.fingerprint import UnknownWeightsError, weights_digest
+from engine_ext.start.fingerprint import weights_digest
+from engine_ext.start.weights import UnknownWeightsError
 
 
 def digest(path, load_format="auto"):
-    model, load = (
-        SimpleNamespace(model=str(path), revision=None),
-        SimpleNamespace(load_format=load_format, download_dir=None),
-    )
-    return weights_digest(model, load)
+    model = SimpleNamespace(model=str(path), revision=None)
+    return weights_digest(model, SimpleNamespace(load_format=load_format, download_dir=None))
 
 
-@pytest.fixture
-def model(tmp_path):
-    return build_preset("tiny-llama", tmp_path / "model")
-
-
-def test_the_same_files_elsewhere_are_the_same_model(model, tmp_path):
-    copy = shutil.copytree(model, tmp_path / "elsewhere")
-    (copy / "README.md").write_text("Copied.")
-    assert digest(model) == digest(copy)
-
-
-def test_one_other_number_makes_another_model(model):
-    before = digest(model)
+def change_one_number(model):
     (weights,) = model.glob("*.safetensors")
     tensors = load_file(weights)
     name = max(tensors, key=lambda name: tensors[name].numel())
     tensors[name].view(torch.uint8).view(-1)[-1] ^= 1
     save_file(tensors, weights, {"format": "pt"})
-    assert digest(model) != before
 
 
-def test_another_configuration_makes_another_model(model):
-    before = digest(model)
-    config = model / "config.json"
-    fields = json.loads(config.read_text())
-    config.write_text(json.dumps({**fields, "rms_norm_eps": fields["rms_norm_eps"] / 2}))
-    assert digest(model) != before
+def change_the_configuration(model):
+    fields = json.loads((model / "config.json").read_text())
+    fields["rms_norm_eps"] /= 2
+    (model / "config.json").write_text(json.dumps(fields))
 
 
-def test_what_lies_beside_a_model_is_no_part_of_it(model):
-    before = digest(model)
-    (model / "profile.json").write_text("{}")
-    (model / "of-our-questions.profile.json").write_text("{}")
-    (model / "results").mkdir()
-    (model / "results" / "summary.json").write_text("{}")
-    assert digest(model) == before
+def quantize(model):
     (model / "quantize_config.json").write_text("{}")
-    assert digest(model) != before
 
 
-def test_weights_that_are_not_read_from_files_are_unknown(model):
+def put_things_beside_it(model):
+    (model / "README.md").write_text("Copied.")
+    for name in ("profile.json", "of-our-questions.profile.json", "results/summary.json"):
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("change", "is_another"),
+    [(change_one_number, True), (change_the_configuration, True), (quantize, True), (put_things_beside_it, False)],
+)
+def test_what_makes_another_model(change, is_another, tiny_llama, tmp_path):
+    copy = shutil.copytree(tiny_llama, tmp_path / "elsewhere")
+    change(copy)
+    assert (digest(copy) != digest(tiny_llama)) is is_another
+
+
+def test_weights_that_are_not_read_from_files_are_unknown(tiny_llama):
     with pytest.raises(UnknownWeightsError, match="dummy"):
-        digest(model, "dummy")
+        digest(tiny_llama, "dummy")
     with pytest.raises(UnknownWeightsError, match="no files of nobody/nothing"):
         digest("nobody/nothing")

@@ -26,24 +26,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "current_platform", device)
 
 
-def test_the_pool_is_taken_from_vllms_share() -> None:
+@pytest.mark.parametrize(("asked", "pool", "left"), [(8 * GIB, 8 * GIB, 0.8), (None, 0.15 * 72 * GIB, 0.85 * 0.9)])
+def test_the_pool_is_taken_from_vllms_share(asked: int | None, pool: float, left: float) -> None:
+    """By default, it is a share of what vLLM may take of the device."""
     args = arguments(0.9)
-    assert memory.make_room(args, 8 * GIB) == 8 * GIB
-    assert args.gpu_memory_utilization == pytest.approx(0.8)
-
-
-def test_a_devices_pool_is_a_share_of_what_vllm_may_take_of_it() -> None:
-    args = arguments(0.9)
-    assert memory.make_room(args, None) == pytest.approx(0.15 * 72 * GIB)
-    assert args.gpu_memory_utilization == pytest.approx(0.85 * 0.9)
-
-
-@pytest.mark.parametrize("is_cpu", [True, False])
-def test_without_a_share_the_pool_has_a_gibibyte(is_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CPUs, and beside a KV cache of a given size."""
-    monkeypatch.setattr(memory.current_platform, "is_cpu", lambda: is_cpu)
-    assert memory.make_room(arguments(0.9, GIB), None) == GIB
-    assert memory.make_room(arguments(0.9), None) == (GIB if is_cpu else int(0.15 * int(72 * GIB)))
+    assert memory.make_room(args, asked) == pytest.approx(pool)
+    assert args.gpu_memory_utilization == pytest.approx(left)
 
 
 def test_a_pool_that_leaves_nothing_is_refused_with_numbers() -> None:
@@ -53,13 +41,18 @@ def test_a_pool_that_leaves_nothing_is_refused_with_numbers() -> None:
     assert args.gpu_memory_utilization == 0.5
 
 
-def test_a_kv_cache_of_a_given_size_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("asked", "pool"), [(79 * GIB, 79 * GIB), (None, GIB)])
+def test_without_a_share_the_pool_is_as_asked_or_a_gibibyte(
+    asked: int | None, pool: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a KV cache of a given size, and on CPUs."""
     args = arguments(0.9, GIB)
-    assert memory.make_room(args, 79 * GIB) == 79 * GIB
+    assert memory.make_room(args, asked) == pool
     assert args.gpu_memory_utilization == 0.9
     monkeypatch.setattr(memory.current_platform, "is_cpu", lambda: True)
+    assert memory.make_room(arguments(), None) == GIB
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    assert memory.make_room(arguments(), 79 * GIB) == 79 * GIB
+    assert memory.make_room(arguments(), asked) == pool
 
 
 @pytest.fixture

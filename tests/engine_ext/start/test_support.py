@@ -14,26 +14,18 @@ from vllm.config import KVTransferConfig, ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app.advice import remedy_for
-from app.models.random_model import build_preset
 from cache.positions.layout import PositionStrategy
 from cache.positions.strategy import UNKNOWN, DefaultStrategy, strategy_for
 from engine_ext.core.layers import UnsupportedModelError, attention_layers
 from engine_ext.start import support
-from engine_ext.start.support import (
-    attention_reason,
-    drops_blocks,
-    in_place_reason,
-    turning_reason,
-    unsupported_reason,
-)
+from engine_ext.start.support import attention_reason, drops_blocks, in_place_reason, turning_reason, unsupported_reason
 from tests.kernels.fake_npu import FakeModelFiles
 from tests.support.ascend import Layer, Model, Rope
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
-    path = build_preset("tiny-llama", tmp_path_factory.mktemp("support") / "model")
-    return AsyncEngineArgs(model=str(path), dtype="float32").create_model_config()
+def model(tiny_llama: Path) -> ModelConfig:
+    return AsyncEngineArgs(model=str(tiny_llama), dtype="float32").create_model_config()
 
 
 def reason(model: ModelConfig, **flags: Any) -> str | None:
@@ -58,29 +50,25 @@ def on_ascend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["the folder", "org/quantized", "org/plain"])
+@pytest.mark.parametrize("told_by", ["the folder", "org/quantized", "org/plain", "its configuration"])
 @pytest.mark.parametrize(("description", "is_refused"), QUANTIZED)
-def test_what_vllm_ascend_quantizes_is_refused_from_a_folder_and_from_a_hub(
-    name: str,
+def test_what_vllm_ascend_quantizes_is_refused_whoever_tells_of_it(
+    told_by: str,
     description: dict[str, str],
     is_refused: bool,
     on_ascend: Path,
     model: ModelConfig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A file in the model's folder or on its hub, or the model's own configuration."""
     args = AsyncEngineArgs(model=model.model)
-    (on_ascend / DESCRIPTION).write_text(json.dumps(description))
-    monkeypatch.setattr(model, "model", str(on_ascend) if name == "the folder" else name)
+    if told_by == "its configuration":
+        monkeypatch.setattr(model.hf_config, "quantization_config", description, raising=False)
+    else:
+        (on_ascend / DESCRIPTION).write_text(json.dumps(description))
+        monkeypatch.setattr(model, "model", str(on_ascend) if told_by == "the folder" else told_by)
     found = unsupported_reason(args, model) or ""
-    assert ("quantizes its KV cache (C8)" in found) is (is_refused and name != "org/plain")
-
-
-@pytest.mark.parametrize(("description", "is_refused"), QUANTIZED)
-def test_what_vllm_ascend_quantizes_may_be_told_by_the_models_configuration(
-    description: dict[str, str], is_refused: bool, on_ascend: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model.hf_config, "quantization_config", description, raising=False)
-    assert ("quantizes its KV cache" in (reason(model) or "")) is is_refused
+    assert ("quantizes its KV cache (C8)" in found) is (is_refused and told_by != "org/plain")
 
 
 @pytest.mark.parametrize(
@@ -191,23 +179,28 @@ def config(model: ModelConfig) -> VllmConfig:
     return AsyncEngineArgs(model=model.model, dtype="float32", enforce_eager=True).create_engine_config()
 
 
-def test_blocks_can_be_shared_in_place_and_chunks_attended_to(config: VllmConfig) -> None:
-    assert in_place_reason(config) is None
-    assert attention_reason(config) is None
-
-
 @pytest.mark.parametrize(
-    ("part", "field", "value", "words"),
+    ("part", "field", "value", "in_place", "attending"),
     [
-        ("cache_config", "enable_prefix_caching", False, "prefix cache"),
-        ("model_config", "disable_cascade_attn", False, "cascade attention"),
+        ("cache_config", "enable_prefix_caching", True, "None", "None"),
+        ("cache_config", "enable_prefix_caching", False, "prefix cache", "None"),
+        ("model_config", "disable_cascade_attn", False, "cascade attention", "cascade attention"),
+        ("cache_config", "cache_dtype", "fp8", "None", "quantized KV cache"),
+        ("parallel_config", "enable_dbo", True, "None", "--enable-dbo"),
     ],
 )
-def test_why_blocks_are_not_shared_in_place(
-    part: str, field: str, value: Any, words: str, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+def test_why_blocks_are_not_shared_in_place_or_attended_to(
+    part: str,
+    field: str,
+    value: Any,
+    in_place: str,
+    attending: str,
+    config: VllmConfig,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(getattr(config, part), field, value)
-    assert words in str(in_place_reason(config))
+    assert in_place in str(in_place_reason(config))
+    assert attending in str(attention_reason(config))
 
 
 @pytest.mark.parametrize(
@@ -222,25 +215,9 @@ def test_why_blocks_are_not_shared_in_place(
     ],
 )
 def test_keys_of_a_quantized_cache_turn_only_where_that_was_chosen(
-    dtype: str, strategy: DefaultStrategy, is_refused: bool, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+    dtype: str, strategy: DefaultStrategy, is_refused: bool
 ) -> None:
-    monkeypatch.setattr(config.cache_config, "cache_dtype", dtype)
-    assert ("rounds them once more" in str(turning_reason(config, strategy))) == is_refused
-
-
-@pytest.mark.parametrize(
-    ("part", "field", "value", "words"),
-    [
-        ("cache_config", "cache_dtype", "fp8", "quantized KV cache"),
-        ("parallel_config", "enable_dbo", True, "--enable-dbo"),
-        ("model_config", "disable_cascade_attn", False, "cascade attention"),
-    ],
-)
-def test_why_chunks_are_not_attended_to(
-    part: str, field: str, value: Any, words: str, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(getattr(config, part), field, value)
-    assert words in str(attention_reason(config))
+    assert ("rounds them once more" in str(turning_reason(dtype, strategy))) == is_refused
 
 
 @pytest.mark.parametrize(("method", "words"), [("ngram", "None"), ("draft_model", "drafts tokens")])

@@ -17,18 +17,14 @@ def test_a_record_comes_back():
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        Handover.of("full", "copy", "salt", "order", [1, 2, 3]),
-        Handover.of("chunked", "in-place", "salt", "order", [1, 2, 3]),
-        Handover.of("chunked", "copy", "other", "order", [1, 2, 3]),
-        Handover.of("chunked", "copy", "salt", "another", [1, 2, 3]),
-        Handover.of("chunked", "copy", "salt", "order", [1, 3, 2]),
-        Handover.of("chunked", "copy", "salt", "order", [1, 2]),
-    ],
+    ("place", "value"),
+    [(0, "full"), (1, "in-place"), (2, "other"), (3, "another"), (4, [1, 3, 2]), (4, [1, 2])],
+    ids=["mode", "placement", "salt", "order of blocks", "order of tokens", "number of tokens"],
 )
-def test_other_kv_has_another_record(other):
-    assert other != OWN
+def test_other_kv_has_another_record(place, value):
+    given = ["chunked", "copy", "salt", "order", [1, 2, 3]]
+    given[place] = value
+    assert Handover.of(*given) != OWN
 
 
 def test_a_later_version_is_none_of_ours():

@@ -11,7 +11,8 @@ from app.profile import Profile, ProfileError
 from measuring.quality import calibration
 from measuring.quality.calibration import LEAST_ANSWERS, kinds, main
 from measuring.quality.summary import rows_by_chunks
-from tests.measuring.quality.helpers import Reply, asked_mode, make_report, make_result, write_questions
+from tests.measuring.fake_server import Reply, asked_mode, make_report
+from tests.measuring.quality.helpers import make_result, write_questions
 
 MODES = {"full": 1.0, "shared": 0.1, "offset": 0.105, "offset+15%": 0.2, "offset+25%": 0.3}
 """With times to first token."""
@@ -41,7 +42,6 @@ def profile(accuracies, chunks=2, count=100, tolerance=0.02, times=MODES, missin
         ({"full": 0.9, "shared": 0.88, "offset": 0.89, "offset+15%": 0.9}, "offset"),
         ({"full": 0.9, "shared": 0.87, "offset": 0.8, "offset+15%": 0.89, "offset+25%": 0.9}, "offset+15%"),
         ({"full": 0.9, "shared": 0.5, "offset": 0.6, "offset+15%": 0.7, "offset+25%": 0.87}, "full"),
-        ({"full": 0.5, "shared": 0.6}, "shared"),
         ({"full": 0.9}, "full"),
     ],
 )
@@ -56,9 +56,18 @@ def test_another_tolerance():
     assert [profile(accuracies, tolerance=t)[0].mode for t in (0.0, 0.05, 0.06)] == ["full", "full", "shared"]
 
 
-def test_reuse_that_saves_no_time():
-    (kind,) = profile({"full": 0.9, "shared": 0.9}, times={"full": 0.1, "shared": 0.2})
-    assert kind.mode == "full"
+def test_reuse_that_saves_no_time_or_often_fell_back_is_not_chosen():
+    accuracies = {"full": 0.9, "shared": 0.9}
+    assert profile(accuracies)[0].mode == "shared"
+    assert profile(accuracies, times={"full": 0.1, "shared": 0.2})[0].mode == "full"
+    assert profile(accuracies, missing={("shared", i) for i in range(20)})[0].mode == "full"
+
+
+def test_too_few_answers_say_nothing():
+    (few,) = profile({"full": 1.0, "shared": 1.0}, count=LEAST_ANSWERS - 1)
+    assert (few.mode, few.is_certain) == ("full", False)
+    (enough,) = profile({"full": 1.0, "shared": 1.0}, count=LEAST_ANSWERS)
+    assert enough.mode == "shared"
 
 
 def test_certain_is_what_the_interval_says():
@@ -77,6 +86,17 @@ def test_answers_that_are_all_alike_are_certain_of_no_more_than_their_number_all
     assert (kind.mode, kind.is_certain) == ("shared", is_certain)
 
 
+def test_kinds_go_by_the_number_of_chunks():
+    results = [
+        make_result(mode, f"{chunks}-{i}", text, chunks=chunks, ttft_s=MODES[mode], cache=make_report(mode))
+        for chunks, of_shared in ((8, "Paris"), (2, "Riga"))
+        for mode, text in (("full", "Riga"), ("shared", of_shared))
+        for i in range(40)
+    ]
+    found = kinds(rows_by_chunks(results, "I don't know"), 0.02)
+    assert [(kind.min_chunks, kind.max_chunks, kind.mode) for kind in found] == [(2, 2, "shared"), (8, 8, "full")]
+
+
 def test_full_attention_is_not_certain_where_reuse_was_never_timed():
     results = [
         make_result(mode, f"{i}", chunks=2, cache=make_report(mode, *(() if mode == "full" else ("filled",))))
@@ -90,67 +110,34 @@ def test_full_attention_is_not_certain_where_reuse_was_never_timed():
 @pytest.fixture
 def calibrated(server, tmp_path, monkeypatch):
     """Runs the command with the small server as its own; returns its exit code."""
-    server.model = build_preset("tiny-llama", tmp_path / "model")
+    model = build_preset("tiny-llama", tmp_path / "model")
     monkeypatch.setattr("measuring.quality.command._server", lambda _: nullcontext(server.url))
     questions = str(write_questions(tmp_path / "questions.jsonl", 40))
 
     def run(*flags):
-        return main([str(server.model), "--questions", questions, "--output", str(tmp_path / "out"), *flags])
+        return main([str(model), "--questions", questions, "--output", str(tmp_path / "out"), *flags])
 
     return run
 
 
-def computed_ahead(server):
-    """Has the server say which chunks were computed for the request."""
-    known = set()
-
-    def reply(body):
-        keys = [(body["system"], chunk["text"]) for chunk in body["chunks"]]
-        statuses = ["hit" if key in known else "filled" for key in keys]
-        known.update(keys)
-        return Reply(body["chunks"][0]["text"], make_report(asked_mode(body), *statuses))
-
-    server.reply, server.ingested = (
-        reply,
-        lambda body: known.update((body["system"], c["text"]) for c in body["chunks"]),
-    )
-
-
-def test_chunks_are_cached_when_a_mode_is_timed(calibrated, server, tmp_path, capsys):
-    computed_ahead(server)
+def test_chunks_are_cached_when_a_mode_is_timed(calibrated, tmp_path, capsys):
     assert calibrated("--modes", "full,shared", "--limit", "40") == 0
     made = Profile.read(tmp_path / "out" / "profile.json")
     assert all(each.first_token_ms is not None for kind in made.kinds for each in kind.measured)
-    assert f"tessera serve {server.model} --profile" in capsys.readouterr().err
+    assert f"tessera serve {tmp_path / 'model'} --profile" in capsys.readouterr().err
 
 
 def test_documents_that_the_server_splits_are_counted_by_their_parts(calibrated, server, tmp_path):
-    def reply(body):
-        full = asked_mode(body) == "full"
-        report = make_report(asked_mode(body), *([] if full else ["hit"] * 5))
-        return Reply("Latvia", {**report, "chunks": make_report("shared", *["hit"] * 5)["chunks"]})
-
-    server.reply = reply
+    server.reply = lambda body: Reply("Latvia", make_report(asked_mode(body), *["hit"] * 5))
     assert calibrated("--modes", "full,shared") == 0
     made = Profile.read(tmp_path / "out" / "profile.json")
     assert [(kind.min_chunks, kind.max_chunks) for kind in made.kinds] == [(5, 5)]
 
 
-def test_nothing_is_asked_of_a_server_that_reuses_nothing(calibrated, server, capsys):
-    server.stats = {"enabled": False, "reason": "switched off"}
-    assert calibrated() == 2
-    assert "nothing can be measured of chunks that are not reused" in capsys.readouterr().err
-    assert not server.requests
-
-
-def test_nothing_is_asked_if_the_profile_can_not_be_written(calibrated, server, tmp_path, capsys):
+def test_nothing_is_asked_if_there_can_be_no_profile(calibrated, server, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     assert calibrated("--profile", str(tmp_path / "file" / "profile.json")) == 2
     assert str(tmp_path / "file") in capsys.readouterr().err
-    assert not server.requests
-
-
-def test_the_model_is_the_one_that_is_served(calibrated, server, monkeypatch, capsys):
     asked = []
 
     def described(*model):
@@ -159,29 +146,9 @@ def test_the_model_is_the_one_that_is_served(calibrated, server, monkeypatch, ca
 
     monkeypatch.setattr(calibration, "described", described)
     assert calibrated("--", "--revision", "abc", "--download-dir=/models", "--chunk-adapter=/adapter") == 2
-    assert asked == [(str(server.model), "abc", "/models", Path("/adapter"))]
+    assert asked == [(str(tmp_path / "model"), "abc", "/models", Path("/adapter"))]  # the one that is served
     assert "no profile: no such files" in capsys.readouterr().err
+    server.off = "switched off"
+    assert calibrated() == 2
+    assert "nothing can be measured of chunks that are not reused" in capsys.readouterr().err
     assert not server.requests
-
-
-def test_too_few_answers_say_nothing():
-    (few,) = profile({"full": 1.0, "shared": 1.0}, count=LEAST_ANSWERS - 1)
-    assert (few.mode, few.is_certain) == ("full", False)
-    (enough,) = profile({"full": 1.0, "shared": 1.0}, count=LEAST_ANSWERS)
-    assert enough.mode == "shared"
-
-
-def test_a_mode_that_often_fell_back_is_not_chosen():
-    (kind,) = profile({"full": 0.9, "shared": 0.9}, missing={("shared", i) for i in range(20)})
-    assert kind.mode == "full"
-
-
-def test_kinds_go_by_the_number_of_chunks():
-    results = [
-        make_result(mode, f"{chunks}-{i}", text, chunks=chunks, ttft_s=MODES[mode], cache=make_report(mode))
-        for chunks, of_shared in ((8, "Paris"), (2, "Riga"))
-        for mode, text in (("full", "Riga"), ("shared", of_shared))
-        for i in range(40)
-    ]
-    found = kinds(rows_by_chunks(results, "I don't know"), 0.02)
-    assert [(kind.min_chunks, kind.max_chunks, kind.mode) for kind in found] == [(2, 2, "shared"), (8, 8, "full")]

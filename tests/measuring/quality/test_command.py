@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tessera eval` from end to end, on a small server: results, exit codes, resuming."""
 
+import asyncio
 import json
 import os
 import signal
@@ -13,15 +14,10 @@ from pathlib import Path
 import pytest
 
 from app.models.default_model import DEFAULT_DTYPE
+from app.models.demo_model import DEMO_MODEL
 from measuring.quality.command import main
-from tests.measuring.quality.helpers import (
-    TEMPLATE_ERROR,
-    Reply,
-    asked_mode,
-    make_question,
-    make_report,
-    write_questions,
-)
+from tests.measuring.fake_server import RAG, Reply, asked_mode, make_report
+from tests.measuring.quality.helpers import make_question, write_questions
 
 FORCED = ("--logits-processors", "measuring.quality.forced:ForcedTokens")
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,68 +40,64 @@ def results(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
+def rows(out: Path) -> dict[tuple[str, str], dict]:
+    """Figures by number of chunks and mode."""
+    return {(row["chunks"], row["mode"]): row for row in json.loads((out / "summary.json").read_text())["rows"]}
+
+
 def last_line(capsys) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_whole_run(argv, server, out, capsys):
+def test_a_whole_run_is_only_reported_again(argv, server, out, capsys):
     assert main(argv) == 0
     captured = capsys.readouterr()
     assert "Accuracy" in captured.out
     assert captured.err.splitlines()[-1] == f"tessera: results are in {out}"
     assert sorted(file.name for file in out.iterdir()) == ["accuracy.png", "results.jsonl", "run.json", "summary.json"]
-    assert len({(result["question"], result["mode"]) for result in results(out)}) == 24
-    rows = {(row["chunks"], row["mode"]): row for row in json.loads((out / "summary.json").read_text())["rows"]}
-    assert {chunks for chunks, _ in rows} == {"all", "1", "2", "3"}
-    shared = rows["all", "shared"]
+    assert len({(result["question"], result["mode"]) for result in results(out)}) == len(server.asked()) == 24
+    modes = [mode for _, mode in server.asked()]  # which take turns at being first
+    assert modes[:8] == ["full", "shared", "parallel", "offset", "shared", "parallel", "offset", "full"]
+    assert [modes[first] for first in range(8, 24, 4)] == ["parallel", "offset", "full", "shared"]
+    assert {chunks for chunks, _ in rows(out)} == {"all", "1", "2", "3"}
+    shared = rows(out)["all", "shared"]
     # Every third question has no answer, and this server never refuses.
     assert (shared["answers"], shared["accuracy"]["mean"], shared["difference"]["mean"]) == (6, pytest.approx(2 / 3), 0)
     assert (shared["right_refusals"], shared["false_refusals"]) == (0, 0)
     run = json.loads((out / "run.json").read_text())
-    assert (run["questions"], run["served_model"], run["vllm"], run["model"]) == (
-        "questions.jsonl",
-        "m",
-        "0.32.0",
-        None,
-    )
-
-
-def test_a_finished_run_is_only_reported_again(argv, server, capsys):
+    assert (run["questions"], run["served_model"], run["vllm"]) == ("questions.jsonl", "fake", "0.32.0")
+    assert run["model"] is None
     assert main(argv) == 0
-    asked = len(server.requests)
-    assert main(argv) == 0
-    assert len(server.requests) == asked
+    assert len(server.asked()) == 24
     assert "tessera: resuming: 24 of 24 answers are there" in capsys.readouterr().err
 
 
-def test_the_first_questions_in_some_modes(argv, server):
+def test_the_first_questions_in_some_modes_several_at_a_time(argv, server):
     assert main([*argv, "--limit", "2", "--modes", "offset,full", "--max-tokens", "9"]) == 0
     assert [mode for _, mode in server.asked()] == ["full", "offset", "offset", "full"]
-    assert {body["max_tokens"] for body in server.requests} == {9}
+    assert {body["max_tokens"] for body in server.bodies(RAG) if body["stream"]} == {9}
+    server.before = asyncio.Barrier(3).wait  # never passed by fewer
+    assert main([*argv, "--modes", "full", "--concurrency", "3", "--overwrite"]) == 0
 
 
 def test_answers_in_another_mode_are_counted_with_the_reason(argv, server, out, capsys):
-    server.stats = {"enabled": False, "reason": "the model has ALiBi"}
+    server.off = "the model has ALiBi"
     server.reply = lambda body: Reply("Latvia", make_report("full", reason="the model has ALiBi"))
     assert main([*argv, "--modes", "full,shared"]) == 0
     captured = capsys.readouterr()
     assert "CHUNK CACHE OFF: no chunk is reused, " in captured.err
     assert "shared: ran in full attention instead, 6 ×: the model has ALiBi" in captured.out
-    shared = json.loads((out / "summary.json").read_text())["rows"][1]
-    assert (shared["mode"], shared["answers"], shared["fell_back"]) == ("shared", 0, {"the model has ALiBi": 6})
+    shared = rows(out)["all", "shared"]
+    assert (shared["answers"], shared["fell_back"]) == (0, {"the model has ALiBi": 6})
 
 
-def test_other_settings_are_refused(argv, capsys):
+def test_other_settings_and_other_questions_of_the_same_name_are_refused(argv, tmp_path, capsys):
     assert main(argv) == 0
     assert main([*argv, "--max-tokens", "32"]) == 2
     assert "has results of another run: max_tokens was 64, is 32. give another" in last_line(capsys)
     assert main([*argv, "--max-tokens", "32", "--overwrite"]) == 0
-
-
-def test_other_questions_of_the_same_name_are_refused(argv, tmp_path, capsys):
-    assert main(argv) == 0
     write_questions(tmp_path / "questions.jsonl", 7)
-    assert main(argv) == 2
+    assert main([*argv, "--max-tokens", "32"]) == 2
     assert "questions_sha256 was " in last_line(capsys)
 
 
@@ -126,46 +118,35 @@ def test_errors_of_usage_are_one_line(argv, change, message, capsys):
     assert (captured.err.count("\n"), captured.out) == (1, "")
 
 
-def test_a_malformed_question_file_is_named(argv, tmp_path, capsys):
-    (tmp_path / "questions.jsonl").write_text('{"chunks": [7], "question": "Which?", "answers": []}')
-    assert main(argv) == 2
-    assert last_line(capsys).endswith("questions.jsonl, line 1, chunks.0: must be a string or an object with a text")
-
-
-def test_a_missing_chat_template_is_an_error_of_set_up(argv, server, capsys):
-    server.refuse_as_vllm(400, TEMPLATE_ERROR)
-    assert main(argv) == 2
-    assert last_line(capsys).endswith("(start the server with --chat-template FILE)")
-
-
 def test_a_server_that_fails_midway(argv, server, out, capsys):
     def reply(body):
-        if len(server.requests) == 6:
+        if len(server.asked()) == 6:
             server.refuse(500, "oops")
         return Reply("Latvia", make_report(asked_mode(body)))
 
     server.reply = reply
     assert main(argv) == 1
     state = "6 of 24 answers are there; the same command resumes"
-    assert (
-        last_line(capsys) == f"tessera: the server at {server.url} failed: /v1/rag/chat: HTTP 500: no message: {state}"
-    )
+    failed = f"the server at {server.url} failed: {RAG}: HTTP 500: no message"
+    assert last_line(capsys) == f"tessera: {failed}: {state}"
     assert len(results(out)) == 6
     assert (out / "summary.json").exists()
-    server.refusals.clear()
+    server.fixed.clear()
+    server.reply = lambda body: Reply("Latvia", make_report(asked_mode(body)))
     assert main(argv) == 0
-    assert len(server.requests) == len(results(out)) == 24
+    assert len(results(out)) == 24
+    assert len(server.asked()) == 25
 
 
 def test_refused_requests_are_counted_and_asked_again(argv, server, out, capsys):
     error = {"message": "too long", "type": "x", "code": 400}
-    server.reply = lambda body: Reply("", make_report(asked_mode(body)), error=error if "2" in str(body) else None)
+    server.reply = lambda body: Reply("", make_report(asked_mode(body)), error if "2" in str(body) else None)
     assert main([*argv, "--modes", "full"]) == 0
     assert "full: refused by the server, 1 ×: too long" in capsys.readouterr().out
     server.reply = lambda body: Reply("Latvia", make_report("full"))
     assert main([*argv, "--modes", "full"]) == 0
-    assert len(server.requests) == 7
-    assert json.loads((out / "summary.json").read_text())["rows"][0]["refused"] == {}
+    assert len(server.asked()) == 7
+    assert rows(out)["all", "full"]["refused"] == {}
 
 
 def test_if_every_request_is_refused_there_is_no_result(argv, server, capsys):
@@ -174,39 +155,27 @@ def test_if_every_request_is_refused_there_is_no_result(argv, server, capsys):
     assert "full: refused by the server, 6 ×: max_tokens is too large" in capsys.readouterr().out
 
 
-class Holding:
-    """Answers some requests; from then on it holds them until :meth:`release`."""
-
-    def __init__(self, server, answered: int) -> None:
-        self._server, self._answered = server, answered
-        self._held, self._released = threading.Event(), threading.Event()
-
-    def __call__(self, body: dict) -> Reply:
-        hold = len(self._server.requests) > self._answered
-        return Reply("Latvia", make_report(asked_mode(body)), before=self._hold if hold else lambda: None)
-
-    def _hold(self) -> None:
-        self._held.set()
-        self._released.wait(60)
-
-    def wait(self) -> None:
-        assert self._held.wait(60)
-
-    def release(self) -> None:
-        self._released.set()
-
-
 def run_until_held(server, argv: list[str], number: int) -> tuple[int, str, str]:
-    """Exit code, standard output and last line of errors of a process that gets a signal after four answers."""
-    server.reply = holding = Holding(server, 4)
+    """Status, standard output and last line of errors of a process that gets a signal while it waits for an answer.
+
+    Four answers are there by then.
+    """
+    held, released = threading.Event(), threading.Event()
+
+    async def hold() -> None:
+        if len(server.asked()) > 4:
+            held.set()
+            await asyncio.to_thread(released.wait, 60)
+
+    server.before = hold
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", COMMAND, *argv]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment, **pipes, text=True) as process:
-        holding.wait()
+    with subprocess.Popen([sys.executable, "-c", COMMAND, *argv], env=environment, **pipes, text=True) as process:
+        assert held.wait(60)
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
-    holding.release()
+    released.set()
+    server.before = None
     return process.returncode, out, err.splitlines()[-1]
 
 
@@ -214,9 +183,10 @@ def test_an_interrupted_run_reports_what_it_has_and_resumes(argv, server, out):
     status, told, said = run_until_held(server, argv, signal.SIGINT)
     assert status == 130
     assert "Accuracy" in told
-    assert sum(row["answers"] for row in json.loads((out / "summary.json").read_text())["rows"][:4]) == 4
+    assert sum(row["answers"] for (chunks, _), row in rows(out).items() if chunks == "all") == 4
     assert said == "tessera: interrupted: 4 of 24 answers are there; the same command resumes"
     assert len(results(out)) == 4
+    assert len(server.asked()) == 5
     assert main(argv) == 0
     assert len(results(out)) == 24
 
@@ -228,12 +198,14 @@ def test_a_killed_run_resumes_after_its_torn_line(argv, server, out, capsys):
     assert len(whole) == 4
     with (out / "results.jsonl").open("a") as file:
         file.write('{"question": "q1", "mode": "sha')
+    order = server.asked()
     server.requests.clear()
     assert main(argv) == 0
+    assert server.asked()[0] == order[-1]  # where it was
     assert "dropped the last line, which was torn" in capsys.readouterr().err
     assert results(out)[:4] == whole
     assert len(results(out)) == 24
-    assert len(server.requests) == 20
+    assert len(server.asked()) == 20
 
 
 def test_an_interruption_before_the_run(argv, monkeypatch, capsys):
@@ -287,26 +259,14 @@ def test_the_log_is_named_when_the_own_server_fails(argv, own_server, server, ou
     assert own_server[-1] == "stopped"
 
 
-@pytest.fixture
-def demo(monkeypatch):
-    """``measuring.quality.questions.demo`` with one question; the counts it is asked for."""
+def test_the_demo_has_its_own_questions_and_model_or_asks_a_running_server(server, own_server, out, monkeypatch):
     counts = []
     demo_questions = lambda count, numbers: counts.append((count, numbers)) or [make_question()]  # noqa: E731
-    monkeypatch.setitem(
-        sys.modules, "measuring.quality.questions.demo", types.SimpleNamespace(demo_questions=demo_questions)
-    )
-    return counts
-
-
-def test_the_demo_has_its_own_questions_and_model(demo, own_server, out):
-    from app.models.demo_model import DEMO_MODEL
-
-    assert main(["--demo", "--output", str(out)]) == 0
-    assert main(["--demo", "--output", str(out), "--limit", "7", "--chunks", "8,2"]) == 0
-    assert demo == [(250, (2, 4, 8, 16)), (7, (2, 8))]
+    demo = types.SimpleNamespace(demo_questions=demo_questions)
+    monkeypatch.setitem(sys.modules, "measuring.quality.questions.demo", demo)
+    argv = ["--demo", "--output", str(out)]
+    assert main(argv) == main([*argv, "--limit", "7", "--chunks", "8,2"]) == 0
+    assert counts == [(250, (2, 4, 8, 16)), (7, (2, 8))]
     assert own_server[0] == (str(DEMO_MODEL), "--dtype", DEFAULT_DTYPE, *FORCED)
-
-
-def test_the_demo_can_ask_a_running_server(demo, server, out):
-    assert main(["--demo", "--server", server.url, "--output", str(out)]) == 0
-    assert len(server.requests) == 4
+    assert main([*argv, "--server", server.url, "--overwrite"]) == 0
+    assert len(own_server) == 4

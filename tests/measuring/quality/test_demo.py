@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo's questions: the same every time, held out, with answers that their documents tell."""
 
+import random
 import re
 from collections import Counter
 
 from measuring.quality.questions.demo import CHUNKS, demo_questions
-from measuring.quality.questions.demo_language import split_of
+from measuring.quality.questions.demo_episodes import Shape, make_episode
+from measuring.quality.questions.demo_language import ATTRIBUTES, UNKNOWN, Words, split_of
 
 QUESTIONS = demo_questions(60)
 
@@ -17,11 +19,6 @@ def test_so_many_for_each_number_of_chunks() -> None:
     assert demo_questions(7) == [question for i, question in enumerate(QUESTIONS) if i % 60 < 7]
 
 
-def test_some_questions_have_no_answer() -> None:
-    unanswerable = sum(not question.answers for question in QUESTIONS)
-    assert 0.1 < unanswerable / len(QUESTIONS) < 0.35
-
-
 def test_documents_stand_in_another_order_for_each_question() -> None:
     sixteen = [question.chunks for question in QUESTIONS if len(question.chunks) == 16][:5]
     assert len({frozenset(chunks) for chunks in sixteen}) == 1
@@ -29,9 +26,35 @@ def test_documents_stand_in_another_order_for_each_question() -> None:
 
 
 def test_answers_are_told_and_names_are_held_out() -> None:
-    for question in QUESTIONS:
-        if question.answers:
-            value, sentence = question.answers
-            assert any(value in chunk.text for chunk in question.chunks)
-            entity = re.fullmatch(rf"The .* of (.*) is {re.escape(value)}\.", sentence)[1]
-            assert {split_of(name) for name in entity.split()} == {"heldout"}
+    answerable = [question for question in QUESTIONS if question.answers]
+    assert 0.65 < len(answerable) / len(QUESTIONS) < 0.9
+    for question in answerable:
+        value, sentence = question.answers
+        assert any(value in chunk.text for chunk in question.chunks)
+        entity = re.fullmatch(rf"The .* of (.*) is {re.escape(value)}\.", sentence)[1]
+        assert {split_of(name) for name in entity.split()} == {"heldout"}
+
+
+def test_names_and_values_are_of_the_split_that_they_were_drawn_for() -> None:
+    for split in ("train", "heldout"):
+        words = Words(random.Random(1), split)
+        assert {split_of(words.name()) for _ in range(200)} == {split}
+        names = [value(words) for kind in ATTRIBUTES.values() for value in kind.values() if value is Words.name]
+        assert {split_of(name) for name in names} == {split}
+
+
+def test_an_episode_is_a_function_of_the_generator() -> None:
+    shape = Shape(chunks=6, questions=12)
+    one, same, other = (make_episode(random.Random(seed), "train", shape) for seed in (3, 3, 4))
+    assert one == same != other
+    for question in one.questions:
+        assert question.value is not None or question.answer == UNKNOWN
+
+
+def test_shape_bounds_what_is_drawn() -> None:
+    plain = Shape(chunks=3, questions=9, facts=(2, 2), unknown=0.0, extras=False)
+    episode = make_episode(random.Random(5), "train", plain)
+    assert len(episode.documents) == 3
+    assert len(episode.questions) == 6  # at most as many as facts
+    assert all(question.value for question in episode.questions)
+    assert all(document.title is None for document in episode.documents)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores against known cases and the official formula; intervals against their promised coverage."""
+"""Scores against known cases and the official formula."""
 
 import string
 from collections import Counter
@@ -8,45 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from measuring.quality.metrics import (
-    Scores,
-    contains,
-    exact_match,
-    is_refusal,
-    normalize,
-    score,
-    token_f1,
-)
+from measuring.quality.metrics import Scores, contains, exact_match, is_refusal, normalize, score, token_f1
 
 TEXTS = st.text(alphabet="ab theTHE.'-\n", max_size=30)
-
-
-@pytest.mark.parametrize(
-    ("text", "normalized"),
-    [
-        ("The Eiffel Tower", "eiffel tower"),
-        ("  a  Cat,\n an\tOWL and the  dog! ", "cat owl and dog"),
-        ("U.S.A.", "usa"),
-        ("state-of-the-art", "stateoftheart"),
-        ("Theatre another", "theatre another"),
-        ("don't", "dont"),
-        ("Café 7,342", "café 7342"),
-        ("the", ""),
-        ("", ""),
-    ],
-)
-def test_normalization_is_squads(text, normalized):
-    assert normalize(text) == normalized
 
 
 @pytest.mark.parametrize(
     ("prediction", "answers", "f1"),
     [
         ("the cat sat on mat", ["cat on the mat"], 6 / 7),  # precision 3/4, recall 3/3
-        ("Riga", ["Riga, Latvia"], 2 / 3),
-        ("in Riga in Latvia", ["in Riga"], 2 / 3),  # the second "in" has no partner: 2/4, 2/2
-        ("in in", ["in in in"], 4 / 5),
-        ("Paris", ["Riga"], 0),
+        ("U.S.A. state-of-the-art", ["usa stateoftheart"], 1),
         ("", ["Riga"], 0),
         ("the", ["Riga"], 0),
         ("It is Riga.", ["Paris", "Riga", "is Riga"], 4 / 5),
@@ -62,7 +33,6 @@ def test_f1_by_hand(prediction, answers, f1):
     ("prediction", "answers", "is_exact", "is_contained"),
     [
         ("The Riga!", ["riga"], True, True),
-        ("It is in Riga, Latvia.", ["Riga"], False, True),
         ("It is in Riga.", ["Paris", "Riga"], False, True),
         ("Rigas", ["Riga"], False, False),
         ("His code is 17342", ["7342"], False, False),
@@ -110,7 +80,6 @@ def test_scores_agree_with_each_other(prediction, answers):
 @pytest.mark.parametrize(
     ("prediction", "phrase", "refused"),
     [
-        ("I don't know.", "I don't know", True),
         ("Sorry, I don’t know that", "I don't know.", True),
         ("I DON'T KNOW", "I don't know", True),
         ("I don't know-how", "I don't know", False),
@@ -128,7 +97,6 @@ def test_refusals(prediction, phrase, refused):
     [
         ("I don't know.", [], Scores(1, 1, 1, True)),
         ("Riga", [], Scores(0, 0, 0, False)),
-        ("", [], Scores(0, 0, 0, False)),
         ("I don't know.", ["Riga"], Scores(0, 0, 0, True)),
         ("In Riga", ["Riga"], Scores(1, 0, 2 / 3, False)),
     ],

@@ -12,7 +12,8 @@ from rich.console import Console
 from measuring.quality import report
 from measuring.quality.report import plot, table, to_json
 from measuring.quality.summary import summarize
-from tests.measuring.quality.helpers import make_report, make_result
+from tests.measuring.fake_server import make_report
+from tests.measuring.quality.helpers import make_result
 
 
 @pytest.fixture
@@ -66,15 +67,7 @@ def test_the_most_frequent_reasons_are_printed_as_they_are(rows):
     assert "offset: ran in full attention instead, 1 ×: [red] 2-0" in lines
     assert "offset: ran in full attention instead: 9 more reasons in the summary" in lines
     assert "shared: refused by the server, 1 ×: too long" in lines
-
-
-def test_nothing_is_cut_off_without_a_terminal(rows):
-    assert "…" not in printed(rows, width=20)
-
-
-def test_tables_of_nothing(capsys):
-    table([])
-    assert "Accuracy" in capsys.readouterr().out
+    assert "…" not in printed(rows, width=20)  # without a terminal nothing is cut off
 
 
 def test_the_summary_has_every_figure(rows, tmp_path):
@@ -95,6 +88,8 @@ def test_the_plot_can_be_read_without_colours(rows, tmp_path):
     assert image.shape[1] > 600
     grey = image.mean(axis=2)
     assert np.unique(grey.round(1)).size > 3
+    plot([], tmp_path / "accuracy.png")  # of nothing it is drawn, too
+    assert (tmp_path / "accuracy.png").stat().st_size > 1000
 
 
 def test_without_matplotlib_the_figures_come_without_a_plot(rows, tmp_path, monkeypatch, capsys):
@@ -102,9 +97,3 @@ def test_without_matplotlib_the_figures_come_without_a_plot(rows, tmp_path, monk
     plot(rows, tmp_path / "accuracy.png")
     assert not (tmp_path / "accuracy.png").exists()
     assert "no accuracy.png: matplotlib is not installed: pip install 'tessera-rag[measure]'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("given", [[], "all"])
-def test_a_plot_of_nothing_is_drawn(rows, given, tmp_path):
-    plot([row for row in rows if row.chunks == given], tmp_path / "accuracy.png")
-    assert (tmp_path / "accuracy.png").stat().st_size > 1000

@@ -5,8 +5,10 @@ import math
 
 import pytest
 
-from measuring.quality.summary import Estimate, Row, summarize
-from tests.measuring.quality.helpers import make_report, make_result
+from app.profile import Estimate
+from measuring.quality.summary import Row, summarize
+from tests.measuring.fake_server import make_report
+from tests.measuring.quality.helpers import make_result
 
 REFUSAL = "I don't know"
 
@@ -40,12 +42,7 @@ def test_refusals_are_right_where_there_is_no_answer():
     row = overall(results, "full")
     assert (row.right_refusals, row.false_refusals) == (0.5, pytest.approx(1 / 3))
     assert row.accuracy.mean == 0.6
-
-
-@pytest.mark.parametrize(("answers", "right", "false"), [((), 0.0, None), (("Riga",), None, 0.0)])
-def test_without_such_questions_there_is_no_share(answers, right, false):
-    row = overall([make_result("full", answers=answers)], "full")
-    assert (row.right_refusals, row.false_refusals) == (right, false)
+    assert overall(results[:2], "full").false_refusals is overall(results[2:], "full").right_refusals is None
 
 
 def test_times_are_apart_for_cached_and_computed_chunks():
@@ -56,14 +53,11 @@ def test_times_are_apart_for_cached_and_computed_chunks():
     ]
     row = overall(results, "shared")
     assert (row.ttft_cached_s, row.ttft_computed_s, row.reused_share) == (2.0, 6.0, 0.8)
+    full = overall([make_result("full", ttft_s=3.0)], "full")  # computes its chunks
+    assert (full.ttft_cached_s, full.ttft_computed_s, full.reused_share) == (None, 3.0, 0.0)
 
 
-def test_full_attention_computes_its_chunks():
-    row = overall([make_result("full", ttft_s=3.0)], "full")
-    assert (row.ttft_cached_s, row.ttft_computed_s, row.reused_share) == (None, 3.0, 0.0)
-
-
-def test_answers_in_another_mode_are_counted_apart():
+def test_answers_in_another_mode_and_refused_requests_are_counted_apart():
     full = make_report("full", reason="the chunk cache is off")
     results = [
         make_result("shared", "1", "Paris", ttft_s=9.0, cache=full),
@@ -71,22 +65,18 @@ def test_answers_in_another_mode_are_counted_apart():
         make_result("shared", "3", "Paris", ttft_s=9.0, cache=make_report("full")),
         make_result("shared", "4", "Paris", ttft_s=9.0, cache=make_report("offset")),
         make_result("shared", "5", "Riga", ttft_s=1.0),
+        make_result("shared", "6", "", cache=None, error="too long"),
     ]
     row = overall(results, "shared")
     assert (row.answers, row.accuracy.mean, row.ttft_cached_s, row.ttft_computed_s) == (1, 1.0, 1.0, None)
     assert row.fell_back == {"the chunk cache is off": 2, "the server gave no reason": 2}
+    assert row.refused == {"too long": 1}
 
 
 def test_where_nothing_ran_as_asked_there_is_nothing_but_the_reason():
     row = overall([make_result("shared", cache=make_report("full", reason="off")), make_result("full")], "shared")
     shown = (row.answers, row.accuracy, row.difference, row.f1, row.ttft_computed_s, row.reused_share, row.fell_back)
     assert shown == (0, None, None, None, None, None, {"off": 1})
-
-
-def test_refused_requests_are_counted_apart():
-    refused = [make_result("full", str(i), "", cache=None, error="too long") for i in range(3)]
-    row = overall([*refused, make_result("full", "9")], "full")
-    assert (row.answers, row.accuracy.mean, row.refused) == (1, 1.0, {"too long": 3})
 
 
 def test_the_difference_is_over_questions_that_ran_in_both_modes():
@@ -99,10 +89,7 @@ def test_the_difference_is_over_questions_that_ran_in_both_modes():
     ]
     row = overall(results, "offset")
     assert (row.answers, row.accuracy.mean) == (3, pytest.approx(2 / 3))
-    assert row.difference == Estimate(-0.5, -1.0, 0.0)
-
-
-def test_without_full_there_is_no_difference():
+    assert row.difference == Estimate(mean=-0.5, low=-1.0, high=0.0)
     assert overall([make_result("shared"), make_result("offset")], "offset").difference is None
 
 
@@ -150,7 +137,3 @@ def test_many_numbers_of_chunks_are_put_together(counts, labels):
     found = rows([make_result("full", str(n), chunks=n) for n in counts])
     assert list(found) == ["all", *labels]
     assert sum(row.answers for row in found.values()) == 2 * len(counts)
-
-
-def test_of_no_results_there_are_no_rows():
-    assert summarize([], REFUSAL) == []

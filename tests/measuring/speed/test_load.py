@@ -1,72 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 """The load workload against servers without a model: requests, records, refusals."""
 
-from contextlib import ExitStack
+import asyncio
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from app.documents.document import Document
-from measuring.kit.client import ServerError
-from measuring.speed import servers
+from measuring.kit.client import Answer, ServerError
 from measuring.speed.answers import DifferentAnswerError
+from measuring.speed.query import Query
 from measuring.speed.traces import Trace, read_trace, zipf_trace
 from measuring.speed.workloads import load
 from measuring.speed.workloads.base import Options
-from measuring.speed.workloads.load import Load, Sizes
-from measuring.speed.workloads.loops import closed_loop
-from tests.measuring.fake_server import FakeServer, answer_of
-from tests.measuring.helpers import ROUNDS, Fakes, run
+from measuring.speed.workloads.load import Load
+from measuring.speed.workloads.loops import Outcome, closed_loop
+from tests.measuring.fake_server import CHAT, CHUNKS, RAG, answer_of
+from tests.measuring.helpers import ROUNDS, run
 
-CHAT, RAG, CHUNKS = "/v1/chat/completions", "/v1/rag/chat", "/v1/rag/chunks"
-
-
-class SmallLoad(Load):
-    short = Sizes(200, (2, 8), requests=4)
+pytestmark = pytest.mark.usefixtures("small")
 
 
-class PooledFakes(Fakes):
-    """Pools are as large as flags say. ``states`` has fields of :class:`FakeServer` by the server's name."""
-
-    def __init__(self, stack):
-        super().__init__(stack)
-        self.states = {}
-
-    def start(self, name, model, flags, folder, *, is_stock):
-        self.state = dict(self.states.get(name, {}))
-        if flags:
-            flag, memory = flags
-            assert flag == "--chunk-cache-memory"
-            self.state["pages_total"] = int(memory) // self.state.get("page_bytes", FakeServer.page_bytes)
-        return super().start(name, model, flags, folder, is_stock=is_stock)
+def make(folder, trace=None, seed=0) -> Load:
+    return Load(Options(Path("model"), (), folder, seed=seed, trace=trace))
 
 
-@pytest.fixture
-def fakes(monkeypatch):
-    with ExitStack() as stack:
-        fakes = PooledFakes(stack)
-        monkeypatch.setattr(servers, "running", fakes.start)
-        monkeypatch.setattr(servers, "SETTLE_S", 0)
-        yield fakes
+async def test_answers_of_a_pass_are_in_the_order_of_the_queries():
+    queries, released = [Query("", (), f"question {i}", 4) for i in range(8)], asyncio.Event()
+
+    async def ask(query):
+        if query is queries[0]:
+            await released.wait()
+        if query is queries[-1]:
+            released.set()
+        return Answer(text=query.question)
+
+    outcome = await closed_loop(ask, queries, concurrency=2)
+    assert [answer.text for answer in outcome.answers] == [query.question for query in queries]
 
 
-def make(folder, trace=None, seed=0) -> SmallLoad:
-    return SmallLoad(Options(Path("model"), (), folder, seed=seed, trace=trace))
+def test_figures_of_a_pass():
+    answers = [Answer(ttft_s=ttft, latency_s=2 * ttft) for ttft in (0.1, 0.4, 0.2)]
+    values = Outcome(answers, seconds=1.5).values
+    assert (values["requests_per_s"], values["ttft_s"], values["latency_s"]) == (2, 0.2, 0.4)
 
 
-async def test_every_round_has_a_sample_of_each_system(fakes, tmp_path):
-    samples = await run(make(tmp_path))
-    closed, systems = ("concurrency 2", "concurrency 8"), ("stock", "warm", "quarter")
-    numbers = range(1, 1 + ROUNDS)
-    wanted = [(point, number, system) for point in closed for number in numbers for system in systems]
-    assert sorted((each.point, each.round, each.system) for each in samples) == sorted(wanted)
-    for each in samples:
-        assert (each.workload, set(each.values)) == ("load", {"requests_per_s", "ttft_s", "tpot_s", "latency_s"})
-        assert min(each.values.values()) > 0
-
-
-async def test_requests_are_of_the_sizes_that_are_reported(fakes, tmp_path):
+async def test_requests_are_of_the_sizes_that_are_reported_and_the_same_for_all_systems(fakes, tmp_path):
     workload = make(tmp_path)
     await run(workload)
     sizes = workload.sizes()
@@ -81,10 +61,6 @@ async def test_requests_are_of_the_sizes_that_are_reported(fakes, tmp_path):
         assert body["cache"]["namespace"] == ahead["cache"]["namespace"]
         assert (len(body["system"]), len(body["question"]), body["max_tokens"]) == (64, 32, 16)
     assert len({body["question"] for body in bodies}) == len(bodies)
-
-
-async def test_all_systems_get_the_same_requests(fakes, tmp_path):
-    await run(make(tmp_path))
     quarter, tessera = ([prompt(body) for body in fakes.servers[name].bodies(RAG)] for name in ("quarter", "tessera"))
     stock = [tuple(message["content"] for message in body["messages"]) for body in fakes.servers["stock"].bodies(CHAT)]
     assert len(stock) == len(set(stock)) == 1 + 4 * 2 * ROUNDS
@@ -108,63 +84,58 @@ async def test_the_small_pool_holds_a_quarter(fakes, tmp_path):
     assert not tessera.cached
 
 
-async def test_each_round_begins_with_another_system(fakes, tmp_path):
-    order = []
+async def test_each_round_begins_with_another_system_and_has_as_many_requests_at_once_as_the_point_says(
+    fakes, tmp_path, monkeypatch
+):
+    order, used = [], []
 
     async def note(name):
         order.append(name)
-
-    fakes.states = {name: {"before": partial(note, name)} for name in ("stock", "tessera", "quarter")}
-    await run(make(tmp_path))
-    passes = [order[start : start + 4] for start in range(6, len(order), 4)]  # after the warm-up's 1, 1 and 4
-    assert all(len(set(names)) == 1 for names in passes)
-    turns = "".join(names[0][0] for names in passes)
-    assert turns == "stqstq" + "tqstqs" + "qstqst"
-    assert fakes.running == set()
-
-
-async def test_as_many_requests_at_once_as_the_point_says(fakes, tmp_path, monkeypatch):
-    used = []
 
     async def noted(ask, queries, concurrency):
         used.append((concurrency, len(queries)))
         return await closed_loop(ask, queries, concurrency)
 
     monkeypatch.setattr(load, "closed_loop", noted)
+    fakes.states = {name: {"before": partial(note, name)} for name in ("stock", "tessera", "quarter")}
     await run(make(tmp_path))
     assert used == [(8, 1), (8, 1), (8, 4)] + ([(2, 4)] * 3 + [(8, 4)] * 3) * ROUNDS
+    passes = [order[start : start + 4] for start in range(6, len(order), 4)]  # after the warm-up's 1, 1 and 4
+    assert all(len(set(names)) == 1 for names in passes)
+    assert "".join(names[0][0] for names in passes) == "stqstq" + "tqstqs" + "qstqst"
+    assert fakes.running == set()
 
 
-async def test_an_answer_that_depends_on_the_pool_is_refused(fakes, tmp_path):
-    fakes.states = {"quarter": {"answer": lambda prompt, max_tokens: answer_of(prompt, max_tokens)[::-1]}}
-    with pytest.raises(DifferentAnswerError, match="tessera and quarter answered differently"):
+@pytest.mark.parametrize(
+    ("name", "state", "words"),
+    [
+        (
+            "quarter",
+            {"answer": lambda prompt, max_tokens: answer_of(prompt, max_tokens)[::-1]},
+            "tessera and quarter answered differently",
+        ),
+        ("tessera", {"report": lambda report: {**report, "chunks": [{"status": "filled"}]}}, "not all hit"),
+        ("quarter", {"report": lambda report: {**report, "mode": "full"}}, "quarter: a request ran as full"),
+    ],
+)
+async def test_another_answer_is_refused(name, state, words, fakes, tmp_path):
+    fakes.states = {name: state}
+    with pytest.raises(DifferentAnswerError, match=words):
         await run(make(tmp_path))
 
 
-async def test_a_chunk_that_was_not_cached_is_refused(fakes, tmp_path):
-    missing = {"index": 0, "status": "filled"}
-    fakes.states = {"tessera": {"report": lambda report: {**report, "chunks": [*report["chunks"][1:], missing]}}}
-    with pytest.raises(DifferentAnswerError, match="not all hit"):
+@pytest.mark.parametrize(
+    ("name", "state", "words"),
+    [
+        ("tessera", {"pages_total": 1599}, r"take 1600 pages.*has 1599 left: raise TESSERA_CHUNK_CACHE_MEMORY"),
+        ("quarter", {"pages_total": 200}, "quarter: the pool has 200 pages; a quarter of the chunks takes 400"),
+    ],
+)
+async def test_a_pool_of_a_wrong_size_is_an_error(name, state, words, fakes, tmp_path):
+    fakes.states = {name: state}
+    with pytest.raises(ServerError, match=words):
         await run(make(tmp_path))
-
-
-async def test_full_attention_is_refused(fakes, tmp_path):
-    fakes.states = {"quarter": {"report": lambda report: {**report, "mode": "full"}}}
-    with pytest.raises(DifferentAnswerError, match="quarter: a request ran as full"):
-        await run(make(tmp_path))
-
-
-async def test_a_pool_that_cannot_hold_the_chunks_is_an_error(fakes, tmp_path):
-    fakes.states = {"tessera": {"pages_total": 1599}}
-    with pytest.raises(ServerError, match=r"take 1600 pages.*has 1599 left: raise TESSERA_CHUNK_CACHE_MEMORY"):
-        await run(make(tmp_path))
-    assert not fakes.servers["tessera"].requests
-
-
-async def test_a_pool_of_another_size_than_asked_for_is_an_error(fakes, tmp_path):
-    fakes.states = {"quarter": {"page_bytes": 2 * FakeServer.page_bytes}}
-    with pytest.raises(ServerError, match="quarter: the pool has 200 pages; a quarter of the chunks takes 400"):
-        await run(make(tmp_path))
+    assert not fakes.servers[name].requests
 
 
 async def test_the_trace_that_is_written_repeats_the_requests(fakes, tmp_path):
@@ -177,13 +148,13 @@ async def test_the_trace_that_is_written_repeats_the_requests(fakes, tmp_path):
         assert server is not before[name]
         assert sorted(map(str, server.requests)) == sorted(map(str, before[name].requests))
     assert second.claims() == first.claims()
+    assert all(claim.at_least for claim in first.claims())
     assert second.sizes() == first.sizes()
 
 
 async def test_a_file_of_requests(fakes, tmp_path):
     """Shorter than the run, with a chunk of its own length that no request wants."""
-    trace = Trace("own", 0, (40, 999, 70), ((0,), (2, 0), (2,)))
-    workload = make(tmp_path, trace)
+    workload = make(tmp_path, Trace("own", 0, (40, 999, 70), ((0,), (2, 0), (2,))))
     await run(workload)
     (ahead,) = fakes.servers["tessera"].bodies(CHUNKS)
     assert [len(Document(chunk).render()) for chunk in ahead["chunks"]] == [40, 70]
@@ -191,14 +162,7 @@ async def test_a_file_of_requests(fakes, tmp_path):
     asked = [tuple(body["chunks"]) for body in fakes.servers["quarter"].bodies(RAG)]
     assert sorted(asked[:4]) == sorted([(first,), (last, first), (last,), (first,)])
     assert workload.sizes()["chunks"] == 2
-
-
-def test_bounds_are_for_the_generated_requests(tmp_path):
-    warm, quarter = make(tmp_path).claims()
-    assert (warm.over, warm.under, warm.point, warm.at_least) == ("warm", "stock", "concurrency 8", 5)
-    assert (quarter.over, quarter.under, quarter.point, quarter.at_least) == ("quarter", "stock", "concurrency 8", 2)
-    own = make(tmp_path, Trace("own", 0, (40,), ((0,),))).claims()
-    assert [claim.at_least for claim in own] == [None] * 2
+    assert [claim.at_least for claim in workload.claims()] == [None] * 2  # bounds are for the generated requests
 
 
 @pytest.mark.parametrize("sizes", [Load.short, Load.long])

@@ -10,7 +10,7 @@ import pytest
 
 from app.documents.document import Document
 from tests.app.pdfs import make_pdf
-from training.adapt.material import LEAST_PASSAGES, Material, MaterialError, Template, read_passages, tasks_of
+from training.adapt.material import LEAST_PASSAGES, Material, MaterialError, Task, Template, read_passages, tasks_of
 
 TEXT = "The Falcon station lies in Riga. It was built in 1957 by three brothers. Breakfast ends at nine."
 
@@ -44,8 +44,6 @@ def test_held_out_passages_are_never_trained(material: Material) -> None:
 
 
 def test_prompts_are_what_the_template_makes(tokenizer: Any) -> None:
-    from training.adapt.material import Task
-
     template = Template(tokenizer)
     documents = [Document("One."), Document("Two.", title="B")]
     prompt, branch = template.prompt("Answer.", documents), template.branch("Answer.", Task("Where?", "Here."))
@@ -69,12 +67,9 @@ def folder_of(tmp_path: Path, **files: bytes) -> Path:
 def test_files_are_split_as_the_server_splits_them(tmp_path: Path, tokenizer: Any) -> None:
     markdown = "\n".join(f"# Part {i}\nText of part {i}." for i in range(LEAST_PASSAGES))
     folder_of(tmp_path, a_md=markdown.encode(), b_txt=b"Plain text.", c_pdf=make_pdf(["In a PDF."]), d_bin=b"\xff")
-    found = read_passages(tmp_path, Template(tokenizer).segments, 64)
-    assert [(found[0].title, found[0].text), found[-2].text, found[-1].text] == [
-        ("Part 0", "Text of part 0."),
-        "Plain text.",
-        "In a PDF.",
-    ]
+    first, *_, plain, pdf = read_passages(tmp_path, Template(tokenizer).segments, 64)
+    assert first == Document("Text of part 0.", title="Part 0")
+    assert (plain.text, pdf.text) == ("Plain text.", "In a PDF.")
 
 
 @pytest.mark.parametrize(

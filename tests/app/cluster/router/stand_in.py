@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scripted replicas behind routers: real servers on the loopback interface, without engines."""
 
-import asyncio
-import threading
-from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, asynccontextmanager, suppress
 from unittest.mock import patch
 
 import httpx
-import uvicorn
 from starlette.responses import JSONResponse
 
 from app.access.signed import signing
 from app.cluster.router.app import build_app
 from app.cluster.router.settings import RouterSettings
-from machine.server_process import free_port
 from replicas.redis_registry import RedisRegistry
 from replicas.registry import RegistryError, Replica
 from replicas.signing import HEADER, PeerKey
+from tests.serving import served
 
-PREFIX, LEASE_S = "tessera:", 2.0
+LEASE_S = 2.0
 
 
 class StandIn:
-    """An ASGI app in place of a replica's; `answer(scope, body, receive, send)` handles requests.
+    """An ASGI app in place of a replica's; `answer(scope, receive, send)` handles requests.
 
     `signs` those of peers that have its secret.
     """
@@ -34,7 +30,7 @@ class StandIn:
         self.name = name
         self.role = role
         self.hands_over = hands_over
-        self.answer = say_hello
+        self.answer = JSONResponse({"from": name})
         self.is_healthy = True
         self.requests = []
         self.disconnects = 0
@@ -59,69 +55,32 @@ class StandIn:
             return message
 
         signature = dict(scope["headers"]).get(HEADER.encode(), b"").decode()
-        await self.answer(self, scope, told, signing(self.signs, signature, send) if self.signs else send)
+        await self.answer(scope, told, signing(self.signs, signature, send) if self.signs else send)
 
 
-async def say_hello(stand_in, scope, receive, send):
-    await JSONResponse({"from": stand_in.name})(scope, receive, send)
+def busy(name):
+    return JSONResponse({"error": {"message": f"{name} is busy"}}, 503)
 
 
-async def hand_over(stand_in, scope, receive, send):
-    address = {"do_remote_prefill": True, "remote_host": stand_in.name, "tessera_handover": {"version": 1}}
-    await JSONResponse({"kv_transfer_params": address})(scope, receive, send)
-
-
-async def say_busy(stand_in, scope, receive, send):
-    await JSONResponse({"error": {"message": f"{stand_in.name} is busy"}}, 503)(scope, receive, send)
-
-
-async def wait_for_disconnect(stand_in, scope, receive, send):
+async def wait_for_disconnect(scope, receive, send):
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def begin_and_wait(stand_in, scope, receive, send):
+async def begin_and_wait(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"begun", "more_body": True})
-    await wait_for_disconnect(stand_in, scope, receive, send)
+    await wait_for_disconnect(scope, receive, send)
 
 
-async def begin_and_break(stand_in, scope, receive, send):
-    headers = [(b"content-length", b"1000")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+async def begin_and_break(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
     await send({"type": "http.response.body", "body": b"begun", "more_body": True})
     raise ConnectionResetError
 
 
-async def stream(pieces, stand_in, scope, receive, send):
-    headers = [(b"content-type", b"text/event-stream"), (b"content-encoding", b"gzip"), (b"x-own", b"1")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    for piece in pieces:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await asyncio.sleep(0.001)
-    await send({"type": "http.response.body", "body": b""})
-
-
-def streaming(pieces):
-    return partial(stream, pieces)
-
-
-@contextmanager
-def serving(app, port=None):
-    """Yields the URL of a real HTTP server for `app` in a thread."""
-    port = port or free_port()
-    config = uvicorn.Config(app, "127.0.0.1", port, log_level="critical", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            threading.Event().wait(0.01)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
+async def break_off(scope, receive, send):
+    raise ConnectionResetError
 
 
 class Cluster:
@@ -129,25 +88,26 @@ class Cluster:
 
     def __init__(self, redis_server, *stand_ins):
         self.redis_server = redis_server
-        self.registry = RedisRegistry(redis_server.url, lease_s=LEASE_S, timeout_s=1)
         self.stand_ins = stand_ins
         self.replicas = []
 
     @asynccontextmanager
     async def running(self, **settings):
-        with contextmanager(self._serving)() as urls:
-            if secret := settings.get("peer_secret"):
-                self.registry = RedisRegistry(self.redis_server.url, PeerKey(secret), lease_s=LEASE_S, timeout_s=1)
-            for number, (stand_in, url) in enumerate(zip(self.stand_ins, urls, strict=True)):
+        secret = settings.get("peer_secret")
+        key = PeerKey(secret) if secret else None
+        self.registry = RedisRegistry(self.redis_server.url, key, lease_s=LEASE_S, timeout_s=1)
+        with ExitStack() as stack:
+            for number, stand_in in enumerate(self.stand_ins):
+                url = stack.enter_context(served(stand_in))
                 of_role = {"role": stand_in.role, "hands_over": stand_in.hands_over}
                 replica = Replica(f"{number:012x}", stand_in.name, url, ("m",), "f", **of_role)
                 self.replicas.append(replica)
                 await self.registry.beat(replica)
             with patch.dict(RedisRegistry.__init__.__kwdefaults__, timeout_s=0.2):
                 app = build_app(RouterSettings(registry=self.redis_server.url, **settings))
-            with serving(app) as self.url:
-                async with httpx.AsyncClient(base_url=self.url, timeout=30) as self.client:
-                    yield self
+            self.url = stack.enter_context(served(app))
+            async with httpx.AsyncClient(base_url=self.url, timeout=30) as self.client:
+                yield self
         await self.registry.close()
 
     async def beat(self):
@@ -156,17 +116,19 @@ class Cluster:
                 await self.registry.leave(replica.id)
             await self.registry.beat(replica)
 
-    def _serving(self, started=()):
-        if len(started) == len(self.stand_ins):
-            yield started
-            return
-        with serving(self.stand_ins[len(started)]) as url:
-            yield from self._serving((*started, url))
-
     async def metric(self, name, **labels):
         shown = "{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else ""
         lines = (await self.client.get("/metrics")).text.splitlines()
         return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{shown} ")), 0.0)
 
+    async def about(self):
+        """The router's view of the cluster."""
+        return (await self.client.get("/v1/cluster")).json()
+
     async def names(self):
-        return [replica["name"] for replica in (await self.client.get("/v1/cluster")).json()["replicas"]]
+        return [replica["name"] for replica in (await self.about())["replicas"]]
+
+    @property
+    def asked(self):
+        """The requests that replicas have got, with their bodies."""
+        return [asked for stand_in in self.stand_ins for asked in stand_in.requests]

@@ -7,20 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from cache.tiers import kept
 from engine_ext.core import worker as worker_module
 from engine_ext.core.prefixes import mover as mover_module
 from engine_ext.core.prefixes.mover import BlockMover
-from engine_ext.core.worker import WorkerHalf
-from kernels.layout import PagedTensor
-from kernels.paged import LayerKV, make_pool
-from kernels.reference import frequencies
-from tests.support.pinned import PinnedMemory
+from kernels.paged import make_pool
 from tests.support.streams import DEVICE, Machine, QueuedCopier, in_thread
+from tests.support.tier_files import PinnedMemory
+from tests.support.workers import HEADS, NAMES, SIZE, is_equal, make_half, segment
 
-BLOCK, HEADS, SIZE, BLOCKS, LAYERS = 64, 2, 4, 8, 2
+BLOCK, BLOCKS = 64, 8
 
 
 class Worker:
@@ -29,32 +26,22 @@ class Worker:
     def __init__(self) -> None:
         never: Any = SimpleNamespace(choice=lambda options: options[0])
         self.machine = Machine(never)
-        self.blocks = [torch.zeros(BLOCKS, BLOCK, HEADS, SIZE) for _ in range(2 * LAYERS)]
+        self.blocks = [torch.zeros(BLOCKS, BLOCK, HEADS, SIZE) for _ in NAMES]
 
     def prepare(self) -> None:
         self.machine.set_device(DEVICE)
         self.machine.set_stream(self.machine.Stream())
-        half, views = WorkerHalf(0, 32, BLOCK), list(map(PagedTensor.of, self.blocks))
-        pools = [make_pool(each, 2, 32) for each in views]
-        half.attach([LayerKV(*views[i : i + 2], *pools[i : i + 2], frequencies(SIZE)) for i in range(0, len(views), 2)])
-        half.token_bytes = 2 * LAYERS * HEADS * SIZE * 4
-        self.mover = BlockMover(half)
+        self.mover = BlockMover(make_half(self.blocks, 2, 32))
 
     def compute(self, seed: int, block_ids: list[int]) -> None:
         """The engine computes blocks, which it queues."""
-        kv = kv_of(seed)
+        kv = segment(2 * BLOCK, seed)
 
         def write() -> None:
-            for tensor, layer in zip(self.blocks, kv, strict=True):
+            for tensor, layer in zip(self.blocks, kv.values(), strict=True):
                 tensor[block_ids] = layer.view(len(block_ids), BLOCK, HEADS, SIZE)
 
         self.machine.current_stream().queue(write)
-
-
-def kv_of(seed: int) -> list[Tensor]:
-    """KV of one file, for each layer's keys and values."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(2 * BLOCK, HEADS, SIZE, generator=generator) for _ in range(2 * LAYERS)]
 
 
 @pytest.fixture
@@ -81,17 +68,17 @@ def test_blocks_are_read_while_the_engine_goes_on(worker: Worker) -> None:
     assert worker.machine.num_waits == 0
     for seed, found, moves in reversed(read):
         in_thread(moves.wait)
-        assert all(torch.equal(tensor, expected) for tensor, expected in zip(found.values(), kv_of(seed), strict=True))
+        assert is_equal(found, segment(2 * BLOCK, seed))
 
 
 def test_blocks_are_written_without_waiting_and_files_stay_until_they_are_sent(worker: Worker) -> None:
-    files = [dict(zip(worker.mover._pools, kv_of(seed), strict=True)) for seed in (1, 2, 3)]
+    files = [segment(2 * BLOCK, seed) for seed in (1, 2, 3)]
     worker.mover.write([2, 3], files[0])
     worker.mover.write([5], files[1])
     assert worker.machine.num_waits == 0
     assert [file for _, file in worker.mover._sent] == files[:2]
     worker.machine.finish_all()
-    for tensor, whole, half in zip(worker.blocks, kv_of(1), kv_of(2), strict=True):
+    for tensor, whole, half in zip(worker.blocks, segment(2 * BLOCK, 1).values(), files[1].values(), strict=True):
         assert torch.equal(tensor[[2, 3]].flatten(0, 1), whole)
         assert torch.equal(tensor[5], half[BLOCK:])
     worker.mover.write([4], files[2])

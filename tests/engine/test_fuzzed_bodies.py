@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No body is the server's fault, whatever is in the fields that it knows.
+
+FUZZ_EXAMPLES sets the number of bodies (`make fuzz`).
+"""
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.app.bodies import texts
+from tests.engine.server import TesseraServer
+from tests.fuzzing import json_values, perhaps
+
+pytestmark = pytest.mark.matrix
+
+Schema = dict[str, Any]
+
+NUMBER = int(os.environ.get("FUZZ_EXAMPLES", "300"))
+MOST_TOKENS = 8
+"""That an answer may have: what is asked is of interest here."""
+_LENGTHS = (
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "max_tokens_per_doc",
+    "min_tokens",
+    "n",
+    "best_of",
+)
+_LEFT_OUT = ("/sleep", "/wake_up", "/pause", "/resume", "/scale_elastic_ep", "/abort_requests")
+_DEPTH = 4
+_SCALARS: dict[str, st.SearchStrategy[Any]] = {
+    "integer": st.integers(-2, 9),
+    "number": st.integers(-2, 9) | st.floats(-2, 2),
+    "boolean": st.booleans(),
+    "string": texts
+    | st.sampled_from(["a", "auto", "none", "user", "text", "json_schema", "root ::= ", "(a|", "resp_1"]),
+    "null": st.none(),
+}
+_QUESTION = {"role": "user", "content": "Why?"}
+_USUAL = {"prompt": "Why?", "input": "Why?", "chunks": ["A."], "max_tokens": 1, "max_output_tokens": 1}
+
+
+def values(schema: Schema, page: Schema, depth: int = _DEPTH) -> st.SearchStrategy[Any]:
+    """Values that a schema allows, mostly: deeper ones are anything."""
+    if "$ref" in schema:
+        return values(page["components"]["schemas"][schema["$ref"].rpartition("/")[2]], page, depth)
+    if "enum" in schema or "const" in schema:
+        return st.sampled_from(schema.get("enum") or [schema["const"]])
+    kinds = schema.get("anyOf") or schema.get("oneOf")
+    if depth == 0:
+        return json_values
+    if kinds:
+        return st.one_of([values(kind, page, depth) for kind in kinds])
+    if "properties" in schema:
+        return fields(schema, page, depth - 1)
+    if schema.get("type") == "array":
+        return st.lists(perhaps(values(schema.get("items", {}), page, depth - 1)), max_size=3)
+    return _SCALARS.get(schema.get("type", ""), json_values)
+
+
+def fields(schema: Schema, page: Schema, depth: int) -> st.SearchStrategy[Any]:
+    """Objects with what a schema requires, mostly, and a few other fields of it."""
+    known = schema["properties"]
+
+    def with_fields(names: list[str]) -> st.SearchStrategy[Any]:
+        return st.fixed_dictionaries({name: perhaps(values(known[name], page, depth)) for name in names})
+
+    required = schema.get("required", [])
+    chosen = st.lists(st.sampled_from(sorted(known)), max_size=4, unique=True)
+    return st.one_of(chosen.map(lambda names: [*required, *names]), chosen).flatmap(with_fields)
+
+
+def bodies(path: str, schema: Schema, page: Schema) -> st.SearchStrategy[tuple[str, Any]]:
+    """A path and a body, usually a question with a few more fields."""
+    if "$ref" in schema:
+        schema = page["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    if "properties" not in schema:
+        return st.tuples(st.just(path), values(schema, page))
+    usual = {name: value for name, value in _USUAL.items() if name in schema["properties"]}
+    if "question" in schema["properties"]:
+        usual["question"] = "Why?"
+    elif "messages" in schema["properties"]:
+        usual["messages"] = [_QUESTION]
+    named = {"model": "tiny-llama"} if "model" in schema["properties"] else {}
+    asked = fields(schema, page, _DEPTH).map(lambda more: {**usual, **more, **named})
+    return st.tuples(st.just(path), st.one_of(asked, asked, asked, fields(schema, page, _DEPTH).map(usual.__or__)))
+
+
+def short(body: Any) -> Any:
+    """A body that asks for a few tokens."""
+    if not isinstance(body, dict):
+        return body
+    long = {name for name in _LENGTHS if isinstance(body.get(name), int) and MOST_TOKENS < body[name] < 1 << 31}
+    none = {name for name in ("max_tokens", "max_output_tokens") if name in body and body[name] is None}
+    return {**body, **dict.fromkeys(long | none, MOST_TOKENS)}
+
+
+def every_endpoint(page: Schema) -> st.SearchStrategy[tuple[str, Any]]:
+    """A request to any endpoint that takes JSON."""
+    found = []
+    for path, operations in page["paths"].items():
+        content = operations.get("post", {}).get("requestBody", {}).get("content", {})
+        if "application/json" in content and path not in _LEFT_OUT:
+            found.append(bodies(path, content["application/json"].get("schema", {}), page))
+    assert len(found) > 10
+    return st.one_of(found)
+
+
+@pytest.fixture(scope="module")
+def ask(server: TesseraServer) -> Callable[[str, Any], int]:
+    client = httpx.Client(base_url=server.url, timeout=60)
+
+    def status(path: str, body: Any) -> int:
+        content = json.dumps(short(body)).encode()
+        return client.post(path, content=content, headers={"content-type": "application/json"}).status_code
+
+    return status
+
+
+def test_no_body_is_the_servers_fault(server: TesseraServer, ask: Callable[[str, Any], int]) -> None:
+    wrong: dict[tuple[str, int], Any] = {}
+
+    @settings(max_examples=NUMBER, suppress_health_check=list(HealthCheck))
+    @given(every_endpoint(server.get("/openapi.json")))
+    def asked(request: tuple[str, Any]) -> None:
+        path, body = request
+        status = ask(path, body)
+        if status >= 500 and status not in (501, 503):
+            wrong.setdefault((path, status), body)
+
+    asked()
+    assert not wrong
+    assert server.stats()["enabled"]
+    assert server.chat(question="Why?", chunks=["A."], max_tokens=1)["cache"]["mode"] == "chunked"
