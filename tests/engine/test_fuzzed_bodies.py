@@ -114,7 +114,7 @@ def every_endpoint(page: Schema) -> st.SearchStrategy[tuple[str, Any]]:
     return st.one_of(found)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def ask(server: TesseraServer) -> Callable[[str, Any], int]:
     client = httpx.Client(base_url=server.url, timeout=60)
 
