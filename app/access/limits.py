@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from app.access.tenants import Tenant
+from engine_ext.client.request import OutOfTokensError
 
 LIMITS: "ContextVar[TenantLimits | None]" = ContextVar("limits", default=None)
 """Of the request's tenant; ``None`` if the server requires no keys."""
 
 
-class LimitExceededError(Exception):
+class LimitExceededError(OutOfTokensError):
     """The tenant has reached a limit. ``retry_after_s``: seconds until the next request may pass."""
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
@@ -57,8 +58,12 @@ class TenantLimits:
         self._running = 0
 
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """Counts one request as running; raises :class:`LimitExceededError` if it must not start."""
+    def request(self) -> Iterator[Callable[[int], None]]:
+        """Count one request as running, and yield what charges its tokens.
+
+        Raises :class:`LimitExceededError` if it must not start. So does the first charge, if requests that started
+        beside it have taken all tokens meanwhile: else each of many at once would run at the others' expense.
+        """
         if self._most_at_once is not None and self._running >= self._most_at_once:
             raise LimitExceededError(f"{self._running} requests of this tenant are running, its limit")
         _refuse_without("requests", self._requests)
@@ -66,8 +71,17 @@ class TenantLimits:
         if self._requests is not None:
             self._requests.take(1)
         self._running += 1
+        has_begun = False
+
+        def charge(tokens: int) -> None:
+            nonlocal has_begun
+            if not has_begun:
+                self.check()
+            has_begun = True
+            self.charge(tokens)
+
         try:
-            yield
+            yield charge
         finally:
             self._running -= 1
 

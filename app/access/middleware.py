@@ -150,8 +150,8 @@ class AccessMiddleware:
     async def _run(self, tenant: Tenant, scope: Scope, receive: Receive, send: Send) -> None:
         limits = self._limits_of(tenant)
         try:
-            with limits.request():
-                caller = CALLER.set(Caller(tenant.name, tenant.namespaces, "admin" in tenant.roles, limits.charge))
+            with limits.request() as charge:
+                caller = CALLER.set(Caller(tenant.name, tenant.namespaces, "admin" in tenant.roles, charge))
                 limited = LIMITS.set(limits)
                 try:
                     await self._app(scope, receive, send)

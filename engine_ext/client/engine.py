@@ -32,7 +32,9 @@ from engine_ext.client.request import (
     IS_PEER,
     PROGRESS,
     REQUEST_KEY,
+    Caller,
     ChunkedRequest,
+    OutOfTokensError,
     Outputs,
     ResolvedRequest,
     charged,
@@ -111,16 +113,16 @@ class ChunkEngine:
     ) -> Outputs:
         request = prompt.pop(REQUEST_KEY, None) if isinstance(prompt, dict) else None
         _refuse_foreign_params(sampling_params, has_cache=self._has_cache)
-        call = EngineCall(self.llm, prompt, sampling_params, request_id, kwargs, self._position_limit)
-        if request is None:
-            outputs = self._ordinary(call)
-        else:
+        if request is not None:
             self._refuse_if_full()  # vLLM-Ascend's vLLM asks for no admission
-            outputs = self._run(request, call)
-        if (caller := CALLER.get()) is None or is_given_away(transfer_params(sampling_params)):  # charged over there
+        caller = None if is_given_away(transfer_params(sampling_params)) else CALLER.get()  # charged over there
+        if caller is not None:
+            _charge(caller, prompt)
+        call = EngineCall(self.llm, prompt, sampling_params, request_id, kwargs, self._position_limit)
+        outputs = self._ordinary(call) if request is None else self._run(request, call)
+        if caller is None:
             return outputs
-        are_deltas = sampling_params.output_kind is RequestOutputKind.DELTA
-        return charged(outputs, len(prompt.get("prompt_token_ids") or ()), caller, are_deltas=are_deltas)
+        return charged(outputs, caller, are_deltas=sampling_params.output_kind is RequestOutputKind.DELTA)
 
     def resolve(
         self,
@@ -304,6 +306,13 @@ class ChunkEngine:
         if self.cache.is_crowded(owner()):
             message = "too many chunks wait to be computed; try again later"
             raise GracefulHTTPError(message, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _charge(caller: Caller, prompt: Any) -> None:
+    try:
+        caller.charge(len(prompt.get("prompt_token_ids") or ()))
+    except OutOfTokensError as error:
+        raise GracefulHTTPError(str(error), HTTPStatus.TOO_MANY_REQUESTS) from None
 
 
 def _refuse_foreign_params(params: Any, *, has_cache: bool) -> None:

@@ -34,6 +34,10 @@ Outputs = AsyncGenerator["RequestOutput", None]
 CacheMode = Literal["auto", "chunked", "full"]
 
 
+class OutOfTokensError(Exception):
+    """The caller has no tokens left for another request."""
+
+
 class NamespaceRefusedError(ValueError):
     """A request names a namespace that its API key doesn't open."""
 
@@ -43,7 +47,8 @@ class Caller:
     """A tenant, for the caches.
 
     ``namespace`` is its own, ``others`` are further namespaces that its requests may name (``*``: any); ``charge`` is
-    called with numbers of prompt and answer tokens served.
+    called with the tokens of a request: of its prompts, before they are computed, and of its answers; it raises
+    :class:`OutOfTokensError` before the first ones, if other requests have left none.
     """
 
     namespace: str
@@ -89,13 +94,12 @@ def own_namespace(wanted: str | None) -> str:
 
 
 async def charged(
-    outputs: AsyncGenerator["RequestOutput", None], num_prompt_tokens: int, caller: Caller, *, are_deltas: bool
+    outputs: AsyncGenerator["RequestOutput", None], caller: Caller, *, are_deltas: bool
 ) -> AsyncGenerator["RequestOutput", None]:
-    """Yields ``outputs``; charges ``caller`` for the prompt at once, and for the answer as it grows.
+    """Yield ``outputs``, and charge ``caller`` for the answer as it grows.
 
     ``are_deltas``: each output has the new tokens only (vLLM's ``RequestOutputKind.DELTA``), not all so far.
     """
-    caller.charge(num_prompt_tokens)
     num_charged = 0
     async with aclosing(outputs):
         async for output in outputs:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tenants share only the engine: no hit, list or deletion across tenants, and no trace in metrics or logs."""
 
+import json
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from tests.engine.server import TesseraServer
 from tests.support.tenants import KEYS, TENANTS, key_of
 
 Text = Callable[[int], str]
+
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +199,33 @@ def test_a_tenant_that_has_used_up_its_tokens_waits(server: TesseraServer, text:
     status, said = error(server, "small", "POST", "/v1/completions", json=body)
     assert (status, said["reason"]) == (429, "limit_exceeded")
     num_cached(server, "acme", text(300))
+
+
+@pytest.mark.parametrize(
+    ("per_minute", "path", "more"),
+    [
+        (110, "/v1/completions", {"prompt": "{text}"}),
+        (120, "/v1/rag/chat", {"chunks": ["{text}"], "question": "Why?"}),
+        (130, "/v1/rag/plan", {"chunks": ["{text}"], "question": "Why?", "prefetch": True}),
+    ],
+)
+def test_of_requests_at_once_one_runs_into_debt(
+    server: TesseraServer, tenants_file: Path, text: Text, per_minute: int, path: str, more: dict[str, Any]
+) -> None:
+    """Each may start while tokens are left, which only the first takes."""
+    asked = json.dumps({"model": server.model, "max_tokens": 2, **more})
+    bodies = [asked.replace("{text}", text(300)) for _ in range(6)]
+    before = tenants_file.read_text()
+    tenants_file.write_text(before.replace("tokens_per_minute = 100", f"tokens_per_minute = {per_minute}"))
+    try:
+        time.sleep(1.5)  # the file is checked again after a second
+        with acting(server, "small"), ThreadPoolExecutor(6) as threads:
+            answers = list(threads.map(lambda body: server.client.post(path, content=body, headers=JSON), bodies))
+    finally:
+        tenants_file.write_text(before)
+    assert Counter(answer.status_code for answer in answers) == {200: 1, 429: 5}
+    for answer in answers:
+        assert (answer.status_code == 200) != ("retry-after" in answer.headers)
 
 
 def test_streamed_tokens_count_too(server: TesseraServer, tenants_file: Path, text: Text) -> None:

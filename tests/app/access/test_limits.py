@@ -53,6 +53,17 @@ def test_a_debt_of_tokens_is_paid_before_anything_else_starts_and_refused_reques
     use(both)
 
 
+def test_of_many_requests_at_once_no_other_runs_once_one_has_taken_all_tokens(clock):
+    some = limits(clock, tokens_per_minute=1000)
+    with some.request() as first, some.request() as second, some.request() as third:
+        first(900)
+        second(900)
+        with pytest.raises(LimitExceededError, match="tokens per minute are used up"):
+            third(1)
+        first(50)  # its answer
+        second(50)
+
+
 def test_requests_at_once(clock):
     two = limits(clock, concurrent_requests=2)
     with two.request(), two.request(), pytest.raises(LimitExceededError, match="2 requests of this tenant are running"):
