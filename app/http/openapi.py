@@ -5,7 +5,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
@@ -23,8 +23,12 @@ class JsonLines(StreamingResponse):
     media_type = "application/x-ndjson"
 
 
+_PART: Final = 1 << 13
+"""Characters that are written at once: a write for each item would keep other threads from running."""
+
+
 class JsonList(StreamingResponse):
-    """A JSON object with a list at its end, written item by item: as a whole, a long one would hold the event loop."""
+    """A JSON object with a list at its end, written part by part: as a whole, a long one would hold the event loop."""
 
     media_type = "application/json"
 
@@ -33,11 +37,15 @@ class JsonList(StreamingResponse):
 
 
 async def _items(head: str, items: Iterable[Mapping[str, Any]]) -> AsyncIterator[str]:
-    yield head
-    for number, item in enumerate(items):
-        yield (", " if number else "") + json.dumps(item)
-        await asyncio.sleep(0)
-    yield "]}"
+    part, separator = head, ""
+    for item in items:
+        part += separator + json.dumps(item)
+        separator = ", "
+        if len(part) > _PART:
+            yield part
+            part = ""
+            await asyncio.sleep(0)
+    yield part + "]}"
 
 
 class RefusalDetail(Shape):

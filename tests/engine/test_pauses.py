@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -256,3 +258,32 @@ def test_a_query_holds_nobody_up(watched: Watched, kind: str) -> None:
         if path not in _LEFT_OUT:
             wrong += faults(f"{method} {path}", *watched.measured(method, f"{path}?{QUERIES[kind]()}"))
     assert not wrong, "\n".join(wrong)
+
+
+_PAUSING = """
+import asyncio, os, re, signal, sys, time
+
+def pause():
+    re.match("(a|a)*b", "a" * 23)
+
+async def main():
+    await asyncio.sleep(0.05)
+    for call in (lambda: pause(), lambda: asyncio.to_thread(pause)):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        if (waited := call()) is not None:
+            await waited
+        await asyncio.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        await asyncio.sleep(0.05)
+        print(open(os.environ["LOOP_WATCH"]).read())
+
+asyncio.run(main())
+"""
+
+
+def test_the_watch_sees_who_holds_the_loop_up(tmp_path: Path) -> None:
+    environment = {**os.environ, "LOOP_WATCH": str(tmp_path / "longest.json"), "PYTHONPATH": str(WATCH)}
+    told = subprocess.run([sys.executable, "-c", _PAUSING], env=environment, capture_output=True, text=True, check=True)
+    loops, threads = map(json.loads, told.stdout.splitlines())
+    assert loops["turn_s"] > MOST_PAUSE_S > loops["held_s"]
+    assert threads["held_s"] > MOST_PAUSE_S > threads["turn_s"]

@@ -2,7 +2,7 @@
 """Watches a server's event loop: the most CPU time that anything keeps it from going on.
 
 On the path of a server's processes. The longest of all stretches since SIGUSR1 goes to the file named by ``LOOP_WATCH``
-at SIGUSR2: of the loop's thread between two of its turns, and of any thread that kept all others from running.
+at SIGUSR2: of the loop's thread between two of its turns, and of any other thread meanwhile.
 Seconds of CPU time, so that a busy machine counts little.
 """
 
@@ -24,42 +24,43 @@ _set_running_loop = asyncio._set_running_loop
 
 
 class _Watch:
+    """Ticks by the loop's own timer: a thread that waits for the interpreter says nothing about the loop.
+
+    A thread of its own looks at stacks meanwhile.
+    """
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._ticked = threading.Event()
-        self._at_tick = _cpu_s(_MAIN)
+        self._at_tick = _all_cpu_s()
+        self._stacks: dict[threading.Thread, str] = {}
         self.begin()
+        loop.call_soon(self._tick)
 
     def begin(self, *_: Any) -> None:
         self.longest: dict[str, Any] = {"turn_s": 0.0, "turn_at": "", "held_s": 0.0, "held_by": ""}
 
     def _tick(self) -> None:
-        now = _cpu_s(_MAIN)
-        self.longest["turn_s"] = max(self.longest["turn_s"], now - self._at_tick)
+        now = _all_cpu_s()
+        for thread, seconds in now.items():
+            spent = seconds - self._at_tick.get(thread, 0.0)
+            name, at = ("turn_s", "turn_at") if thread is _MAIN else ("held_s", "held_by")
+            if spent > self.longest[name]:
+                self.longest.update({name: spent, at: self._stacks.get(thread, "")})
         self._at_tick = now
-        self._ticked.set()
+        self._stacks.clear()
+        self.loop.call_later(_PAUSE_S, self._tick)
 
     def run(self) -> None:
-        before: dict[threading.Thread, float] = {}
-        self._call()
         while not self.loop.is_closed():
             time.sleep(_PAUSE_S)
-            now = {thread: _cpu_s(thread) for thread in threading.enumerate() if thread.is_alive()}
-            for thread, seconds in now.items():
-                if (held := seconds - before.get(thread, seconds)) > self.longest["held_s"]:
-                    self.longest.update(held_s=held, held_by=_stack_of(thread) if held > _TOLD_S else "")
-            before = now
-            if self._ticked.is_set():
-                self._call()
-            elif now[_MAIN] - self._at_tick > max(_TOLD_S, self.longest["turn_s"]):
-                self.longest["turn_at"] = _stack_of(_MAIN)
+            before = self._at_tick
+            for thread, seconds in _all_cpu_s().items():
+                if seconds - before.get(thread, 0.0) > _TOLD_S:
+                    self._stacks[thread] = _stack_of(thread)
 
-    def _call(self) -> None:
-        self._ticked.clear()
-        try:
-            self.loop.call_soon_threadsafe(self._tick)
-        except RuntimeError:
-            return  # it is closed
+
+def _all_cpu_s() -> dict[threading.Thread, float]:
+    return {thread: _cpu_s(thread) for thread in threading.enumerate() if thread.is_alive()}
 
 
 def _cpu_s(thread: threading.Thread) -> float:
