@@ -22,16 +22,21 @@ class LimitExceededError(OutOfTokensError):
         self.retry_after_s = retry_after_s
 
 
+_TOKENS_AT_ONCE_S = 10
+"""Seconds of a tenant's tokens that it may use at once: a whole minute's would keep an engine busy, and the others
+waiting, for long."""
+
+
 class Allowance:
-    """Token bucket, per minute; may go negative.
+    """Token bucket, per minute, of which ``at_once_s`` seconds' worth may be used at once; may go negative.
 
     The cost of a request is known when it has ended. So a request starts while anything is left, and later requests
     wait until the debt is paid.
     """
 
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, per_minute: int, at_once_s: float = 60, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_minute / 60
-        self._most = self._left = float(per_minute)
+        self._most = self._left = max(1.0, self._per_s * at_once_s)
         self._clock = clock
         self._since = clock()
 
@@ -51,8 +56,9 @@ class TenantLimits:
     """The limits of one tenant on this server, and their use."""
 
     def __init__(self, tenant: Tenant, clock: Callable[[], float] = time.monotonic) -> None:
-        self._requests = Allowance(tenant.requests_per_minute, clock) if tenant.requests_per_minute else None
-        self._tokens = Allowance(tenant.tokens_per_minute, clock) if tenant.tokens_per_minute else None
+        requests, tokens = tenant.requests_per_minute, tenant.tokens_per_minute
+        self._requests = Allowance(requests, clock=clock) if requests else None
+        self._tokens = Allowance(tokens, _TOKENS_AT_ONCE_S, clock) if tokens else None
         self._most_at_once = tenant.concurrent_requests
         self.collections_size = None if tenant.collections_size is None else int(tenant.collections_size)
         self._running = 0
@@ -76,7 +82,7 @@ class TenantLimits:
         def charge(tokens: int) -> None:
             nonlocal has_begun
             if not has_begun:
-                self.check()
+                _refuse_without("tokens", self._tokens)
             has_begun = True
             self.charge(tokens)
 
@@ -85,9 +91,9 @@ class TenantLimits:
         finally:
             self._running -= 1
 
-    def check(self) -> None:
-        """Raises :class:`LimitExceededError` if no tokens are left for more work of a running request."""
-        _refuse_without("tokens", self._tokens)
+    def wait_s(self) -> float:
+        """Seconds until tokens are left for more work of a running request."""
+        return self._tokens.wait_s(1) if self._tokens is not None else 0.0
 
     def charge(self, tokens: int) -> None:
         """Counts tokens of a prompt or an answer."""

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes chunks ahead of time, pins and names them."""
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from starlette.datastructures import State
 
-from app.access.limits import LIMITS, LimitExceededError
+from app.access.limits import LIMITS
 from app.context import ServerContext
 from app.documents.document import Document
 from app.documents.openai_documents import DocumentsRequest
@@ -30,6 +31,9 @@ from engine_ext.wire.vllm_compat import ErrorResponse
 from replicas.document_keys import id_key
 
 Lines = AsyncIterator[dict[str, Any]]
+
+_LONGEST_WAIT_S: Final = 1.0
+"""For tokens, before another look at whether the server stops."""
 
 
 class Keeper:
@@ -137,19 +141,15 @@ async def ingested(
 async def _within_limits(
     background: BackgroundFills, ingestion: Ingestion, chunks: list[Chunk]
 ) -> AsyncIterator[Ingested]:
-    """Results of chunks, each charged to its tenant as a prompt is; of those beyond its tokens per minute, failures."""
+    """Yield the results of chunks, each charged to its tenant as a prompt is, at the pace of its tokens per minute."""
     limits = LIMITS.get()
     if limits is None:
         async for result in background.run(ingestion, chunks):
             yield result
         return
     for part in _parts(chunks):
-        try:
-            limits.check()
-        except LimitExceededError as error:
-            for chunk in part:
-                yield Ingested(chunk, error=f"{error}; try again in {error.retry_after_s} s")
-            continue
+        while not background.is_stopping and (wait := limits.wait_s()) > 0:
+            await asyncio.sleep(min(wait, _LONGEST_WAIT_S))
         limits.charge(sum(chunk.num_tokens for chunk in part))
         async for result in background.run(ingestion, part):
             yield result

@@ -65,11 +65,11 @@ class BackgroundFills:
         self._cache = cache
         self._turn = asyncio.Lock()
         self._pause_until = 0.0
-        self._is_stopping = False
+        self.is_stopping = False
 
     def stop(self) -> None:
         """Begins no further round; safe in any thread."""
-        self._is_stopping = True
+        self.is_stopping = True
 
     async def run(self, ingestion: Ingestion, chunks: Iterable[Chunk]) -> AsyncIterator[Ingested]:
         """The chunks' results, in order, as rounds end."""
@@ -91,7 +91,7 @@ class BackgroundFills:
 
     async def _pause(self) -> None:
         """Waits for the end of the pause, or until the engine is idle."""
-        while not self._is_stopping and self._is_busy() and (left := self._pause_until - time.monotonic()) > 0:
+        while not self.is_stopping and self._is_busy() and (left := self._pause_until - time.monotonic()) > 0:
             await asyncio.sleep(min(left, 0.02))
 
     def _is_busy(self) -> bool:
@@ -104,7 +104,7 @@ class BackgroundFills:
 
     async def _round(self, ingestion: Ingestion, chunks: list[Chunk]) -> list[Ingested]:
         """Results of the first chunks, at least one, that the pool can hold together."""
-        if self._is_stopping:
+        if self.is_stopping:
             return [Ingested(chunk, error="the server is stopping") for chunk in chunks]
         leases: dict[int, _Started] = {}
         results: dict[int, Ingested] = {}

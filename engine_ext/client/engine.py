@@ -115,7 +115,9 @@ class ChunkEngine:
         _refuse_foreign_params(sampling_params, has_cache=self._has_cache)
         if request is not None:
             self._refuse_if_full()  # vLLM-Ascend's vLLM asks for no admission
-        caller = None if is_given_away(transfer_params(sampling_params)) else CALLER.get()  # charged over there
+        caller = CALLER.get()
+        if caller is not None and is_given_away(transfer_params(sampling_params)):
+            caller = None  # charged over there
         if caller is not None:
             _charge(caller, prompt)
         call = EngineCall(self.llm, prompt, sampling_params, request_id, kwargs, self._position_limit)

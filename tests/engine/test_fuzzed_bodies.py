@@ -59,7 +59,7 @@ def values(schema: Schema, page: Schema, depth: int = _DEPTH) -> st.SearchStrate
         return json_values
     if kinds:
         return st.one_of([values(kind, page, depth) for kind in kinds])
-    if "properties" in schema:
+    if schema.get("properties"):
         return fields(schema, page, depth - 1)
     if schema.get("type") == "array":
         return st.lists(perhaps(values(schema.get("items", {}), page, depth - 1)), max_size=3)
@@ -82,7 +82,7 @@ def bodies(path: str, schema: Schema, page: Schema) -> st.SearchStrategy[tuple[s
     """A path and a body, usually a question with a few more fields."""
     if "$ref" in schema:
         schema = page["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-    if "properties" not in schema:
+    if not schema.get("properties"):
         return st.tuples(st.just(path), values(schema, page))
     usual = {name: value for name, value in _USUAL.items() if name in schema["properties"]}
     if "question" in schema["properties"]:

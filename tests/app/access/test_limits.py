@@ -48,20 +48,32 @@ def test_a_debt_of_tokens_is_paid_before_anything_else_starts_and_refused_reques
     for _ in range(100):
         with pytest.raises(LimitExceededError, match="tokens per minute are used up") as caught:
             use(both)
-    assert caught.value.retry_after_s == 121  # until one token is left
-    clock.now += 121
+    assert caught.value.retry_after_s == 171  # until one token is left
+    clock.now += 171
     use(both)
 
 
 def test_of_many_requests_at_once_no_other_runs_once_one_has_taken_all_tokens(clock):
     some = limits(clock, tokens_per_minute=1000)
     with some.request() as first, some.request() as second, some.request() as third:
-        first(900)
+        first(100)
         second(900)
         with pytest.raises(LimitExceededError, match="tokens per minute are used up"):
             third(1)
         first(50)  # its answer
         second(50)
+
+
+def test_ten_seconds_worth_of_tokens_may_be_used_at_once(clock):
+    some = limits(clock, tokens_per_minute=6000)
+    clock.now += 600
+    for _ in range(10):
+        use(some, 100)
+    with pytest.raises(LimitExceededError):
+        use(some)
+    clock.now += 10
+    for _ in range(10):
+        use(some, 100)
 
 
 def test_requests_at_once(clock):
@@ -74,10 +86,16 @@ def test_requests_at_once(clock):
     use(two)
 
 
-@given(st.integers(1, 600), st.lists(st.tuples(st.floats(0, 90), st.integers(1, 100)), max_size=40))
-def test_no_minute_has_more_than_two_minutes_worth_and_the_last_request(per_minute, steps):
+@given(
+    st.integers(1, 600),
+    st.sampled_from([10, 60]),
+    st.lists(st.tuples(st.floats(0, 90), st.integers(1, 100)), max_size=40),
+)
+def test_no_minute_has_more_than_what_may_be_used_at_once_another_minutes_worth_and_the_last_request(
+    per_minute, at_once_s, steps
+):
     clock = Clock()
-    allowance = Allowance(per_minute, clock)
+    allowance = Allowance(per_minute, at_once_s, clock)
     taken = []
     for seconds, amount in steps:
         clock.now += seconds
@@ -86,4 +104,4 @@ def test_no_minute_has_more_than_two_minutes_worth_and_the_last_request(per_minu
             taken.append((clock.now, amount))
     for start, _ in taken:
         within = [amount for at, amount in taken if start <= at < start + 60]
-        assert sum(within[:-1]) <= 2 * per_minute
+        assert sum(within[:-1]) <= per_minute + max(1, per_minute * at_once_s / 60)

@@ -80,25 +80,44 @@ def test_what_can_not_be_pinned_is_not_registered():
 class FakeBackground:
     """Computes everything at once."""
 
+    is_stopping = False
+
     async def run(self, ingestion, chunks):
         for each in chunks:
             yield Ingested(each, "key", "filled")
 
 
-@pytest.mark.parametrize(("per_minute", "computed"), [(500, 6), (None, 421)])
-async def test_chunks_are_charged_and_fail_beyond_the_tokens_per_minute(per_minute, computed):
+@pytest.mark.parametrize(("per_minute", "minutes"), [(500, 84), (None, 0)])
+async def test_chunks_are_charged_and_computed_at_the_pace_of_the_tokens_per_minute(monkeypatch, per_minute, minutes):
     """As prompts are: what is left when one begins may be exceeded by it."""
-    limits = TenantLimits(Tenant(name="t", keys=(hash_of("k"),), tokens_per_minute=per_minute), clock=Clock())
-    chunks = [Chunk(pack((1,) * 100))] * 420
+    clock = Clock()
+    began = clock.now
+
+    async def sleep(seconds):
+        clock.now += max(seconds, 0.001)  # a clock goes on
+
+    monkeypatch.setattr("app.catalog.ingestion.asyncio.sleep", sleep)
+    limits = TenantLimits(Tenant(name="t", keys=(hash_of("k"),), tokens_per_minute=per_minute), clock=clock)
+    chunks = [Chunk(pack((1,) * 100))] * 421
     token = LIMITS.set(limits)
     try:
-        calls = [_within_limits(FakeBackground(), None, part) for part in (chunks, chunks[:1])]
-        results = [each for call in calls async for each in call]
+        results = [each async for each in _within_limits(FakeBackground(), None, chunks)]
     finally:
         LIMITS.reset(token)
-    errors = [each.error for each in results if each.error]
-    assert (len(results), len(errors)) == (421, 421 - computed)
-    assert all("tokens per minute are used up; try again in" in error for error in errors)
+    assert [each.status for each in results] == ["filled"] * 421
+    assert (clock.now - began) / 60 == pytest.approx(minutes, abs=2)
+
+
+async def test_a_server_that_stops_waits_for_nobodys_tokens():
+    limits = TenantLimits(Tenant(name="t", keys=(hash_of("k"),), tokens_per_minute=1), clock=Clock())
+    background = FakeBackground()
+    background.is_stopping = True
+    token = LIMITS.set(limits)
+    try:
+        results = [each async for each in _within_limits(background, None, [Chunk(pack((1,) * 1000))] * 3)]
+    finally:
+        LIMITS.reset(token)
+    assert len(results) == 3
 
 
 def test_one_text_has_a_bounded_number_of_ids(manager, entry):
