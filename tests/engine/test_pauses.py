@@ -7,9 +7,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,24 @@ QUERIES: dict[str, Callable[[], str]] = {
 }
 
 
+class Memory:
+    """How much a process's memory grows at most, from now on."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = Path(f"/proc/{pid}")
+        (self._process / "clear_refs").write_text("5")  # the peak begins anew
+        self._before = self._bytes("VmRSS")
+
+    def growth(self) -> int:
+        """Bytes."""
+        return self._bytes("VmHWM") - self._before
+
+    def _bytes(self, name: str) -> int:
+        found = re.search(rf"{name}:\s+(\d+) kB", (self._process / "status").read_text())
+        assert found is not None
+        return int(found[1]) << 10
+
+
 class Watched:
     """A server whose pauses and memory are measured, request by request."""
 
@@ -175,8 +195,7 @@ class Watched:
 
     def measured(self, *arguments: Any, **fields: Any) -> tuple[str, Fields]:
         self._file.unlink(missing_ok=True)
-        Path(f"/proc/{self._pid}/clear_refs").write_text("5")  # the peak begins anew
-        before = self._bytes("VmRSS")
+        memory = Memory(self._pid)
         os.kill(self._pid, signal.SIGUSR1)
         try:
             status = str(self.client.request(*arguments, **fields).status_code)
@@ -185,14 +204,8 @@ class Watched:
         os.kill(self._pid, signal.SIGUSR2)
         until(self._file.exists)
         found: Fields = json.loads(self._file.read_text())
-        found["bytes"] = self._bytes("VmHWM") - before
+        found["bytes"] = memory.growth()
         return status, found
-
-    def _bytes(self, name: str) -> int:
-        status = Path(f"/proc/{self._pid}/status").read_text()
-        found = re.search(rf"{name}:\s+(\d+) kB", status)
-        assert found is not None
-        return int(found[1]) << 10
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +271,41 @@ def test_a_query_holds_nobody_up(watched: Watched, kind: str) -> None:
         if path not in _LEFT_OUT:
             wrong += faults(f"{method} {path}", *watched.measured(method, f"{path}?{QUERIES[kind]()}"))
     assert not wrong, "\n".join(wrong)
+
+
+CONNECTIONS = 100
+_BODY = b"x" * (1 << 20)
+_LENGTH = b"content-length: 50000000\r\n\r\n"
+HELD: dict[str, list[bytes]] = {
+    "a head without end": [b"GET /health HTTP/1.1\r\nhost: a\r\n", *[b"a: b\r\n" * 1000] * 100],
+    "a long header": [b"GET /health HTTP/1.1\r\na: ", *[_BODY] * 8],
+    "a body for a closed path": [b"POST /v1/rag/chat HTTP/1.1\r\nhost: a\r\n" + _LENGTH, *[_BODY] * 8],
+    "a body for an open path": [b"POST /health HTTP/1.1\r\nhost: a\r\n" + _LENGTH, *[_BODY] * 8],
+    "a body of OPTIONS": [b"OPTIONS /v1/rag/chat HTTP/1.1\r\nhost: a\r\n" + _LENGTH, *[_BODY] * 8],
+    "a file": [b"POST /v1/rag/split?filename=a.txt HTTP/1.1\r\nhost: a\r\n" + _LENGTH, *[_BODY] * 8],
+    "a peer's body": [b"POST /peer/fills HTTP/1.1\r\nhost: a\r\n" + _LENGTH, *[_BODY] * 8],
+    "chunks of a body": [
+        b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n",
+        *[b"%x\r\n%s\r\n" % (len(_BODY), _BODY)] * 8,
+    ],
+    "requests that wait": [b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n" * 10_000],
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_a_connection_without_a_key_holds_little(serve: Callable[..., TesseraServer], kind: str) -> None:
+    """At most 1 MiB."""
+    server = serve("tiny-llama", "--api-key", "secret")
+    server.client.headers["authorization"] = "Bearer secret"
+    with ExitStack() as stack:
+        memory = Memory(server.process.pid)
+        for _ in range(CONNECTIONS):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            client.settimeout(0.2)
+            with suppress(OSError):  # the server may refuse, or no longer read
+                for part in HELD[kind]:
+                    client.sendall(part)
+        assert memory.growth() < CONNECTIONS << 20
 
 
 _PAUSING = """
