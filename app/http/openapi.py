@@ -67,7 +67,7 @@ class Refusal(Shape):
 _DESCRIPTIONS = {
     HTTPStatus.BAD_REQUEST: "The request can't be served as sent; `error.param` names the field at fault.",
     HTTPStatus.UNAUTHORIZED: "The API key is missing or unknown.",
-    HTTPStatus.FORBIDDEN: "The key's tenant lacks the role for this endpoint.",
+    HTTPStatus.FORBIDDEN: "The key's tenant lacks the role for this, or only replicas may send it.",
     HTTPStatus.NOT_FOUND: "No such model, chunk, collection or registry.",
     HTTPStatus.REQUEST_TIMEOUT: "The body arrived too slowly.",
     HTTPStatus.CONFLICT: "The state of the cache does not allow it; `error.message` says why.",
@@ -97,17 +97,19 @@ def answers(shape: Any, *errors: HTTPStatus, **success: Any) -> dict[int | str, 
 
     ``success`` has further fields of the answer (``content``, ``links``).
     """
-    found: dict[int | str, dict[str, Any]] = {200: {"model": shape, **success}}
-    for status in sorted({*_EVERYWHERE, *errors}):
-        found[int(status)] = {"description": _DESCRIPTIONS[status], "content": _REFUSAL}
-    return found
+    return {200: {"model": shape, **success}, **_refusals(*sorted({*_EVERYWHERE, *errors}))}
+
+
+def _refusals(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
+    return {str(int(status)): {"description": _DESCRIPTIONS[status], "content": _REFUSAL} for status in statuses}
 
 
 def correct_openapi(app: FastAPI) -> None:
-    """Adds refusals to the OpenAPI page, and removes status 422 from our endpoints.
+    """Add refusals to the OpenAPI page, those that any endpoint may give to vLLM's, and remove status 422 from ours.
 
     FastAPI adds 422 everywhere; vLLM's handlers turn it into 400.
     """
+    everywhere = _refusals(*_EVERYWHERE, HTTPStatus.SERVICE_UNAVAILABLE)
     make = app.openapi
 
     def corrected() -> dict[str, Any]:
@@ -118,6 +120,8 @@ def correct_openapi(app: FastAPI) -> None:
             for operation in operations.values():
                 if OUR_TAGS.intersection(operation.get("tags", ())):
                     operation["responses"].pop("422", None)
+                else:
+                    operation["responses"] = {**everywhere, **operation["responses"]}
         return page
 
     app.openapi = corrected  # type: ignore[method-assign]

@@ -43,6 +43,19 @@ def test_every_endpoint_says_the_shape_of_its_answer_and_of_its_errors(page):
                 assert response["content"]["application/json"]["schema"]["$ref"].endswith("/Refusal"), name
 
 
+def test_vllms_endpoints_have_the_refusals_that_any_endpoint_may_give():
+    app = FastAPI()
+    correct_openapi(app)
+
+    @app.post("/v1/completions", responses={400: {"description": "vLLM's own"}})
+    def complete(prompt: str) -> str:
+        return prompt
+
+    (responses,) = [each["responses"] for _, each in operations(app.openapi())]
+    assert set(responses) == {"200", "400", "401", "403", "408", "413", "422", "429", "503"}
+    assert responses["400"]["description"] == "vLLM's own"
+
+
 @pytest.mark.parametrize("is_full", [True, False])
 def test_a_report_has_the_shape_that_the_page_says(page, is_full):
     report = Report.begun(PositionStrategy.OFFSET, "isolated", 9, [Chunk(pack((1, 2)), "d1", 0, (1, 2))])
