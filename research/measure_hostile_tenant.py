@@ -66,7 +66,7 @@ class Hostile:
         self._process.start()
 
     def end(self) -> None:
-        """Stop, and wait for the last answers."""
+        """Stop, and leave what is not answered."""
         self._is_over.set()
         self.statuses += self._sent.get()
         self._process.join()
@@ -74,17 +74,15 @@ class Hostile:
     def _run(self) -> None:
         os.nice(19)
         self._texts, self._number, self.statuses = Texts(f"hostile {self._round}"), 7 * self._round, Counter()
-        threads = [threading.Thread(target=self._send, args=(number,)) for number in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        for number in range(THREADS):
+            threading.Thread(target=self._send, args=(number,), daemon=True).start()
+        self._is_over.wait()
         self._sent.put(self.statuses)
 
     def _send(self, offset: int) -> None:
         with http_client(self._url, headers=self._headers, timeout=300) as client:
             calls = list(self._calls(client))
-            while not self._is_over.is_set():
+            while True:
                 with self._lock:
                     self._number += 1
                     name, call = calls[(self._number + offset) % len(calls)]
