@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from app.access.tenants import Tenant
-from engine_ext.client.request import OutOfTokensError
+from engine_ext.client.request import LimitsError, Spending
 
 LIMITS: "ContextVar[TenantLimits | None]" = ContextVar("limits", default=None)
 """Of the request's tenant; ``None`` if the server requires no keys."""
 
 
-class LimitExceededError(OutOfTokensError):
+class LimitExceededError(LimitsError):
     """The tenant has reached a limit. ``retry_after_s``: seconds until the next request may pass."""
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
@@ -64,32 +64,36 @@ class TenantLimits:
         self._running = 0
 
     @contextmanager
-    def request(self) -> Iterator[Callable[[int], None]]:
-        """Count one request as running, and yield what charges its tokens.
+    def request(self) -> Iterator[Spending]:
+        """Count one request as running, and yield what it spends.
 
-        Raises :class:`LimitExceededError` if it must not start. So does the first charge, if requests that started
-        beside it have taken all tokens meanwhile: else each of many at once would run at the others' expense.
+        Raises :class:`LimitExceededError` if it must not start.
         """
-        if self._most_at_once is not None and self._running >= self._most_at_once:
-            raise LimitExceededError(f"{self._running} requests of this tenant are running, its limit")
-        _refuse_without("requests", self._requests)
-        _refuse_without("tokens", self._tokens)
-        if self._requests is not None:
-            self._requests.take(1)
-        self._running += 1
-        has_begun = False
-
-        def charge(tokens: int) -> None:
-            nonlocal has_begun
-            if not has_begun:
-                _refuse_without("tokens", self._tokens)
-            has_begun = True
-            self.charge(tokens)
-
+        self.take_places(1)
+        running = _Running(self)
         try:
-            yield charge
+            self.refuse_without_tokens()
+            _refuse_without("requests", self._requests)
+            if self._requests is not None:
+                self._requests.take(1)
+            yield running
         finally:
-            self._running -= 1
+            self.leave_places(running.num_places)
+
+    def take_places(self, number: int) -> None:
+        """Count more as running; raises :class:`LimitExceededError`."""
+        if self._most_at_once is not None and self._running + number > self._most_at_once:
+            at_once = f"{self._running + number} requests or answers of this tenant would run at once"
+            raise LimitExceededError(f"{at_once}; its limit is {self._most_at_once}")
+        self._running += number
+
+    def leave_places(self, number: int) -> None:
+        """Count these as running no longer."""
+        self._running -= number
+
+    def refuse_without_tokens(self) -> None:
+        """Raises :class:`LimitExceededError` if no tokens are left."""
+        _refuse_without("tokens", self._tokens)
 
     def wait_s(self) -> float:
         """Seconds until tokens are left for more work of a running request."""
@@ -99,6 +103,39 @@ class TenantLimits:
         """Counts tokens of a prompt or an answer."""
         if self._tokens is not None:
             self._tokens.take(tokens)
+
+
+class _Running(Spending):
+    """A running request: one place among those that run at once, and one for each answer beyond the first.
+
+    Many requests start beside one another while tokens are left. So the first charge looks again: else each of them
+    would run at the others' expense.
+    """
+
+    def __init__(self, limits: TenantLimits) -> None:
+        self._limits = limits
+        self._has_begun = False
+        self._num_answers = 0
+
+    @property
+    def num_places(self) -> int:
+        return max(1, self._num_answers)
+
+    def begin(self, num_tokens: int, num_answers: int) -> None:
+        if not self._has_begun:
+            self._limits.refuse_without_tokens()
+        self._limits.take_places(max(1, self._num_answers + num_answers) - self.num_places)
+        self._has_begun = True
+        self._num_answers += num_answers
+        self.charge(num_tokens)
+
+    def charge(self, num_tokens: int) -> None:
+        self._limits.charge(num_tokens)
+
+    def end(self, num_answers: int) -> None:
+        before = self.num_places
+        self._num_answers -= num_answers
+        self._limits.leave_places(before - self.num_places)
 
 
 def _refuse_without(unit: str, allowance: Allowance | None) -> None:

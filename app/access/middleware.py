@@ -2,14 +2,15 @@
 """Who may come in: API keys, roles and rate limits, signatures of replicas and their router, and browsers."""
 
 import ipaddress
+import math
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Literal
 
 from pydantic import SecretStr
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access.limits import LIMITS, LimitExceededError, TenantLimits
 from app.access.signed import signing, target_of, with_digest
@@ -149,12 +150,18 @@ class AccessMiddleware:
 
     async def _run(self, tenant: Tenant, scope: Scope, receive: Receive, send: Send) -> None:
         limits = self._limits_of(tenant)
+
+        async def timed(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == HTTPStatus.TOO_MANY_REQUESTS:
+                MutableHeaders(scope=message).setdefault("retry-after", str(max(1, math.ceil(limits.wait_s()))))
+            await send(message)
+
         try:
-            with limits.request() as charge:
-                caller = CALLER.set(Caller(tenant.name, tenant.namespaces, "admin" in tenant.roles, charge))
+            with limits.request() as spending:
+                caller = CALLER.set(Caller(tenant.name, tenant.namespaces, "admin" in tenant.roles, spending))
                 limited = LIMITS.set(limits)
                 try:
-                    await self._app(scope, receive, send)
+                    await self._app(scope, receive, timed)
                 finally:
                     LIMITS.reset(limited)
                     CALLER.reset(caller)

@@ -32,7 +32,7 @@ from replicas.document_keys import id_key
 
 Lines = AsyncIterator[dict[str, Any]]
 
-_LONGEST_WAIT_S: Final = 1.0
+_LONGEST_WAIT_S: Final = 0.25
 """For tokens, before another look at whether the server stops."""
 
 
@@ -147,10 +147,13 @@ async def _within_limits(
         async for result in background.run(ingestion, chunks):
             yield result
         return
+    assert ingestion.frame.prompt is not None
+    num_before = len(ingestion.frame.prompt.chunk_prefix)
     for part in _parts(chunks):
         while not background.is_stopping and (wait := limits.wait_s()) > 0:
             await asyncio.sleep(min(wait, _LONGEST_WAIT_S))
-        limits.charge(sum(chunk.num_tokens for chunk in part))
+        limits.charge(num_before + sum(chunk.num_with_context for chunk in part))
+        num_before = 0
         async for result in background.run(ingestion, part):
             yield result
 
@@ -160,7 +163,7 @@ def _parts(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
     part, num_tokens = list[Chunk](), 0
     for chunk in chunks:
         part.append(chunk)
-        if (num_tokens := num_tokens + chunk.num_tokens) >= BUSY_ROUND_TOKENS:
+        if (num_tokens := num_tokens + chunk.num_with_context) >= BUSY_ROUND_TOKENS:
             yield part
             part, num_tokens = [], 0
     if part:

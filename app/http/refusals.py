@@ -84,7 +84,7 @@ class _AsciiResponse(JSONResponse):
 
 
 class RefusalMiddleware:
-    """Adds what refusals lack, vLLM's included: a reason, by status, and ``Retry-After`` to 429 and 503."""
+    """Adds what refusals lack, vLLM's included: a reason, by status, and ``Retry-After`` to those with status 503."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -104,7 +104,7 @@ def _is_refusal_in_json(start: Message) -> bool:
     if start["status"] < HTTPStatus.BAD_REQUEST:
         return False
     headers = MutableHeaders(scope=start)
-    if start["status"] in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+    if start["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
         headers.setdefault("retry-after", str(RETRY_AFTER_S))
     return headers.get("content-type", "").startswith("application/json")
 

@@ -80,7 +80,7 @@ async def rag_plan(request: PlanRequest, raw_request: Request) -> JSONResponse:
         plan["found"] = [document.model_dump() for document in ticket.found]
     if request.prefetch and plan["mode"] == "chunked":
         if (caller := CALLER.get()) is not None and rendered.prompt is not None:
-            caller.charge(len(rendered.prompt.token_ids))
+            caller.spending.begin(len(rendered.prompt.token_ids) + rendered.prompt.num_context_of_chunks, 0)
         plan["prefetching"] = context.engine.prefetch(rendered)
     return JSONResponse(plan)
 

@@ -126,6 +126,11 @@ class Chunk:
         return packed_length(self.packed) if self.num_used is None else self.num_used
 
     @property
+    def num_with_context(self) -> int:
+        """Tokens that are computed where nothing of the chunk is cached, but for the prompt's before it."""
+        return self.num_tokens + packed_length(self.context)
+
+    @property
     def label(self) -> dict[str, Any]:
         """JSON of the chunk: ``index`` and ``id`` of its document, ``part`` of several."""
         part = {"part": {"number": self.part[0], "of": self.part[1]}} if self.part else {}
@@ -155,6 +160,11 @@ class ChunkedPrompt:
     def num_before(self, chunk: Chunk) -> int:
         """Number of tokens before ``chunk`` where its KV is computed."""
         return len(self.chunk_prefix) + packed_length(chunk.context)
+
+    @property
+    def num_context_of_chunks(self) -> int:
+        """Tokens of the chunks' contexts, which are no part of the prompt."""
+        return sum(packed_length(chunk.context) for chunk in self.chunks)
 
     def keeping(self, kept: Sequence[int]) -> "ChunkedPrompt":
         """The prompt with these chunks only, by index."""

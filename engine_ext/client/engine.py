@@ -32,11 +32,11 @@ from engine_ext.client.request import (
     IS_PEER,
     PROGRESS,
     REQUEST_KEY,
-    Caller,
     ChunkedRequest,
-    OutOfTokensError,
+    LimitsError,
     Outputs,
     ResolvedRequest,
+    Spending,
     charged,
     own_namespace,
     owner,
@@ -115,16 +115,18 @@ class ChunkEngine:
         _refuse_foreign_params(sampling_params, has_cache=self._has_cache)
         if request is not None:
             self._refuse_if_full()  # vLLM-Ascend's vLLM asks for no admission
+        self._refuse_too_many_answers(sampling_params.n)
         caller = CALLER.get()
         if caller is not None and is_given_away(transfer_params(sampling_params)):
             caller = None  # charged over there
         if caller is not None:
-            _charge(caller, prompt)
+            _begin(caller.spending, prompt, request, sampling_params.n)
         call = EngineCall(self.llm, prompt, sampling_params, request_id, kwargs, self._position_limit)
         outputs = self._ordinary(call) if request is None else self._run(request, call)
         if caller is None:
             return outputs
-        return charged(outputs, caller, are_deltas=sampling_params.output_kind is RequestOutputKind.DELTA)
+        are_deltas = sampling_params.output_kind is RequestOutputKind.DELTA
+        return charged(outputs, caller.spending, sampling_params.n, are_deltas=are_deltas)
 
     def resolve(
         self,
@@ -304,16 +306,25 @@ class ChunkEngine:
         self._refuse_if_full()
         self.llm.check_admission(n, request_id)
 
+    def _refuse_too_many_answers(self, number: int) -> None:
+        """Those that can't run at once would keep everybody else waiting."""
+        most = self.llm.vllm_config.scheduler_config.max_num_seqs
+        if number > most:
+            raise GracefulHTTPError(f"n is {number}, but at most {most} answers run at once", HTTPStatus.BAD_REQUEST)
+
     def _refuse_if_full(self) -> None:
         if self.cache.is_crowded(owner()):
             message = "too many chunks wait to be computed; try again later"
             raise GracefulHTTPError(message, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def _charge(caller: Caller, prompt: Any) -> None:
+def _begin(spending: Spending, prompt: Any, request: ChunkedRequest | None, num_answers: int) -> None:
+    num_tokens = len(prompt.get("prompt_token_ids") or ())
+    if request is not None and request.prompt is not None:
+        num_tokens += request.prompt.num_context_of_chunks
     try:
-        caller.charge(len(prompt.get("prompt_token_ids") or ()))
-    except OutOfTokensError as error:
+        spending.begin(num_tokens, num_answers)
+    except LimitsError as error:
         raise GracefulHTTPError(str(error), HTTPStatus.TOO_MANY_REQUESTS) from None
 
 

@@ -4,7 +4,7 @@
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -34,27 +34,41 @@ Outputs = AsyncGenerator["RequestOutput", None]
 CacheMode = Literal["auto", "chunked", "full"]
 
 
-class OutOfTokensError(Exception):
-    """The caller has no tokens left for another request."""
+class LimitsError(Exception):
+    """The caller's limits allow no more."""
 
 
 class NamespaceRefusedError(ValueError):
     """A request names a namespace that its API key doesn't open."""
 
 
+class Spending:
+    """What an HTTP request takes of its tenant's limits; here, of none."""
+
+    def begin(self, num_tokens: int, num_answers: int) -> None:
+        """Count tokens before they are computed, and answers until they :meth:`end`.
+
+        Raises :class:`LimitsError` if other requests have left none, before anything is computed.
+        """
+
+    def charge(self, num_tokens: int) -> None:
+        """Count tokens of an answer."""
+
+    def end(self, num_answers: int) -> None:
+        """Count answers no longer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """A tenant, for the caches.
 
-    ``namespace`` is its own, ``others`` are further namespaces that its requests may name (``*``: any); ``charge`` is
-    called with the tokens of a request: of its prompts, before they are computed, and of its answers; it raises
-    :class:`OutOfTokensError` before the first ones, if other requests have left none.
+    ``namespace`` is its own, ``others`` are further namespaces that its requests may name (``*``: any).
     """
 
     namespace: str
     others: frozenset[str] = frozenset()
     is_admin: bool = False
-    charge: Callable[[int], None] = lambda _: None
+    spending: Spending = field(default_factory=Spending)
 
     def may_use(self, namespace: str) -> bool:
         """Whether its requests may read and fill this namespace."""
@@ -93,20 +107,21 @@ def own_namespace(wanted: str | None) -> str:
     return wanted or caller.namespace
 
 
-async def charged(
-    outputs: AsyncGenerator["RequestOutput", None], caller: Caller, *, are_deltas: bool
-) -> AsyncGenerator["RequestOutput", None]:
-    """Yield ``outputs``, and charge ``caller`` for the answer as it grows.
+async def charged(outputs: Outputs, spending: Spending, num_answers: int, *, are_deltas: bool) -> Outputs:
+    """Yield the outputs of answers that have begun, and charge for them as they grow.
 
     ``are_deltas``: each output has the new tokens only (vLLM's ``RequestOutputKind.DELTA``), not all so far.
     """
     num_charged = 0
-    async with aclosing(outputs):
-        async for output in outputs:
-            num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
-            caller.charge(num_tokens if are_deltas else num_tokens - num_charged)
-            num_charged = num_tokens
-            yield output
+    try:
+        async with aclosing(outputs):
+            async for output in outputs:
+                num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
+                spending.charge(num_tokens if are_deltas else num_tokens - num_charged)
+                num_charged = num_tokens
+                yield output
+    finally:
+        spending.end(num_answers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,6 +228,43 @@ def test_of_requests_at_once_one_runs_into_debt(
         assert (answer.status_code == 200) != ("retry-after" in answer.headers)
 
 
+@pytest.mark.parametrize(
+    ("per_minute", "path", "more"),
+    [
+        (140, "/v1/rag/chat", {"chunks": [{"text": "a", "context": "{text}"}], "question": "Why?"}),
+        (150, "/v1/rag/plan", {"chunks": [{"text": "a", "context": "{text}"}], "question": "Why?", "prefetch": True}),
+        (160, "/v1/rag/chunks", {"chunks": [{"text": "a", "context": "{text}"}]}),
+        (170, "/v1/rag/chunks", {"chunks": ["a"], "system": "{text}"}),
+        (180, "/v1/completions", {"prompt": "a", "n": 64, "max_tokens": 8, "ignore_eos": True}),
+    ],
+)
+def test_all_that_is_computed_is_charged(
+    server: TesseraServer, tenants_file: Path, text: Text, per_minute: int, path: str, more: dict[str, Any]
+) -> None:
+    """Contexts, system prompts and further answers, too."""
+    before = tenants_file.read_text()
+    small = '[small]\nroles = ["chat", "ingest"]'
+    changed = before.replace("[small]", small).replace("tokens_per_minute = 100", f"tokens_per_minute = {per_minute}")
+    tenants_file.write_text(changed)
+    try:
+        time.sleep(1.5)  # the file is checked again after a second
+        with acting(server, "small"):
+            body = json.dumps({"model": server.model, **more}).replace("{text}", text(400))
+            assert server.client.post(path, content=body, headers=JSON).status_code == 200
+            again = server.client.post("/v1/completions", json={"model": server.model, "prompt": "a", "max_tokens": 1})
+    finally:
+        tenants_file.write_text(before)
+    assert again.status_code == 429
+    assert int(again.headers["retry-after"]) > 60
+
+
+def test_no_more_answers_than_run_at_once(server: TesseraServer) -> None:
+    body = {"model": server.model, "prompt": "a", "n": 16_384, "max_tokens": 1}
+    status, said = error(server, "acme", "POST", "/v1/completions", json=body)
+    assert (status, said["reason"]) == (400, "bad_request")
+    assert "answers run at once" in said["message"]
+
+
 def test_streamed_tokens_count_too(server: TesseraServer, tenants_file: Path, text: Text) -> None:
     before = tenants_file.read_text()
     tenants_file.write_text(before.replace("tokens_per_minute = 100", "tokens_per_minute = 200"))

@@ -32,7 +32,7 @@ class FakeLLM:
     def __init__(self) -> None:
         self.model_config = SimpleNamespace(max_model_len=100_000, hf_config=SimpleNamespace())
         self.vllm_config = SimpleNamespace(
-            scheduler_config=SimpleNamespace(policy="fcfs"),
+            scheduler_config=SimpleNamespace(policy="fcfs", max_num_seqs=128),
             observability_config=SimpleNamespace(otlp_traces_endpoint=None),
         )
         self.pages: dict[int, tuple[int, tuple[int, ...]]] = {}

@@ -20,8 +20,10 @@ def limits(clock, **given):
 
 
 def use(limits, tokens=0):
-    with limits.request():
-        limits.charge(tokens)
+    with limits.request() as spending:
+        spending.begin(0, 1)
+        spending.charge(tokens)
+        spending.end(1)
 
 
 def test_without_limits_everything_goes(clock):
@@ -56,12 +58,30 @@ def test_a_debt_of_tokens_is_paid_before_anything_else_starts_and_refused_reques
 def test_of_many_requests_at_once_no_other_runs_once_one_has_taken_all_tokens(clock):
     some = limits(clock, tokens_per_minute=1000)
     with some.request() as first, some.request() as second, some.request() as third:
-        first(100)
-        second(900)
+        first.begin(100, 1)
+        second.begin(900, 1)
         with pytest.raises(LimitExceededError, match="tokens per minute are used up"):
-            third(1)
-        first(50)  # its answer
-        second(50)
+            third.begin(1, 1)
+        first.begin(50, 1)  # another of its prompts
+        second.charge(50)
+
+
+def test_answers_count_as_requests_at_once(clock):
+    some = limits(clock, concurrent_requests=8)
+    with some.request() as first:
+        first.begin(1, 4)
+        first.begin(1, 4)
+        with pytest.raises(LimitExceededError, match=r"9 requests or answers .* would run at once; its limit is 8"):
+            first.begin(1, 1)
+        with pytest.raises(LimitExceededError), some.request():
+            pass
+        first.end(4)
+        with some.request() as second, pytest.raises(LimitExceededError, match=r"9 requests or answers"):
+            second.begin(1, 5)
+    with some.request() as third:
+        third.begin(1, 8)
+        third.end(8)
+        third.begin(1, 8)
 
 
 def test_ten_seconds_worth_of_tokens_may_be_used_at_once(clock):
@@ -78,7 +98,7 @@ def test_ten_seconds_worth_of_tokens_may_be_used_at_once(clock):
 
 def test_requests_at_once(clock):
     two = limits(clock, concurrent_requests=2)
-    with two.request(), two.request(), pytest.raises(LimitExceededError, match="2 requests of this tenant are running"):
+    with two.request(), two.request(), pytest.raises(LimitExceededError, match=r"3 requests or answers .* limit is 2"):
         use(two)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), two.request():

@@ -13,7 +13,7 @@ from cache.errors import CapacityError
 from cache.positions.layout import Chunk, pack
 from cache.segments.chunk_ids import MAX_IDS, IdConflictError, RegisteredText
 from cache.segments.holdings import DocumentKey
-from engine_ext.client.background import Ingested
+from engine_ext.client.background import Ingested, Ingestion
 from replicas.document_keys import id_key
 from tests.cache.helpers import Clock, fill, make_manager
 
@@ -81,14 +81,17 @@ class FakeBackground:
     """Computes everything at once."""
 
     is_stopping = False
+    ingestion = Ingestion(SimpleNamespace(prompt=SimpleNamespace(chunk_prefix=(1,) * 50)), None)
 
     async def run(self, ingestion, chunks):
         for each in chunks:
             yield Ingested(each, "key", "filled")
 
 
-@pytest.mark.parametrize(("per_minute", "minutes"), [(500, 84), (None, 0)])
-async def test_chunks_are_charged_and_computed_at_the_pace_of_the_tokens_per_minute(monkeypatch, per_minute, minutes):
+@pytest.mark.parametrize(("per_minute", "of_contexts", "minutes"), [(500, 0, 84), (500, 100, 168), (None, 0, 0)])
+async def test_chunks_are_charged_and_computed_at_the_pace_of_the_tokens_per_minute(
+    monkeypatch, per_minute, of_contexts, minutes
+):
     """As prompts are: what is left when one begins may be exceeded by it."""
     clock = Clock()
     began = clock.now
@@ -98,10 +101,10 @@ async def test_chunks_are_charged_and_computed_at_the_pace_of_the_tokens_per_min
 
     monkeypatch.setattr("app.catalog.ingestion.asyncio.sleep", sleep)
     limits = TenantLimits(Tenant(name="t", keys=(hash_of("k"),), tokens_per_minute=per_minute), clock=clock)
-    chunks = [Chunk(pack((1,) * 100))] * 421
+    chunks = [Chunk(pack((1,) * 100), context=pack((2,) * of_contexts))] * 421
     token = LIMITS.set(limits)
     try:
-        results = [each async for each in _within_limits(FakeBackground(), None, chunks)]
+        results = [each async for each in _within_limits(FakeBackground(), FakeBackground.ingestion, chunks)]
     finally:
         LIMITS.reset(token)
     assert [each.status for each in results] == ["filled"] * 421
@@ -114,7 +117,9 @@ async def test_a_server_that_stops_waits_for_nobodys_tokens():
     background.is_stopping = True
     token = LIMITS.set(limits)
     try:
-        results = [each async for each in _within_limits(background, None, [Chunk(pack((1,) * 1000))] * 3)]
+        results = [
+            each async for each in _within_limits(background, background.ingestion, [Chunk(pack((1,) * 1000))] * 3)
+        ]
     finally:
         LIMITS.reset(token)
     assert len(results) == 3
