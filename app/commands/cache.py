@@ -175,11 +175,11 @@ def _fault(file: Buffer | None, address: Address, key: TierKey | None) -> str | 
 
 def _label(tier: DirectoryTier, address: Address) -> ChunkFileLabel | None:
     try:
-        with tier.path(address).open("rb") as file:
+        with tier.open(address) as file:
             length = int.from_bytes(file.read(8), "little")
             file.seek(0)
             return label_of(file.read(8 + min(length, 1 << 24)))
-    except (OSError, ChunkFileError):
+    except (TierError, OSError, ChunkFileError):
         return None
 
 

@@ -121,10 +121,43 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
     folder = tier.path(address(1)).parent
     folder.symlink_to(other.path(address(1)).parent)
     assert held(tier) == {}
-    with pytest.raises(TierError, match="is a link"):
-        tier.put(address(2), b"KV")
+    for call in (
+        lambda: tier.put(address(2), b"KV"),
+        lambda: tier.get(address(1), MOST),
+        lambda: tier.open(address(1)),
+        lambda: tier.stat(address(1)),
+        lambda: tier.delete(address(1)),
+        lambda: tier.quarantine(address(1)),
+    ):
+        with pytest.raises(TierError, match="is a link"):
+            call()
     tier.shrink(0)
     assert list(held(other)) == [address(1)]
+
+
+def test_a_quarantine_that_is_a_link_gets_and_loses_nothing(tmp_path):
+    elsewhere, tier = tmp_path / "else", DirectoryTier(tmp_path / "tier", MOST)
+    tier.put(address(1), b"KV")
+    elsewhere.mkdir()
+    theirs = elsewhere / tier.path(address(2)).name
+    theirs.write_bytes(b"theirs")
+    (tier.root / "quarantine").symlink_to(elsewhere)
+    with pytest.raises(TierError, match="is a link"):
+        tier.quarantine(address(1))
+    tier.empty_quarantine()
+    assert list(held(tier)) == [address(1)]
+    assert list(elsewhere.iterdir()) == [theirs]
+
+
+def test_the_time_of_a_file_that_has_other_names_stays(tmp_path):
+    tier, theirs = DirectoryTier(tmp_path / "tier", MOST), tmp_path / "theirs"
+    theirs.write_bytes(b"KV")
+    os.utime(theirs, (1, 1))
+    path = tier.path(address(1))
+    path.parent.mkdir()
+    path.hardlink_to(theirs)
+    assert bytes(tier.get(address(1), MOST)) == b"KV"
+    assert theirs.stat().st_mtime == 1
 
 
 def make(path, kind, target):
