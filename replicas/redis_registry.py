@@ -95,7 +95,9 @@ class RedisRegistry:
             if ids:
                 pipe.mget([self._heartbeat(id) for id in ids])
             members, *values = await pipe.execute()
-        return set(members), dict(zip(ids, *(values or [()]), strict=True))
+            return set(map(_binary, members)), {
+                id: None if value is None else _binary(value) for id, value in zip(ids, *(values or [()]), strict=True)
+            }
 
     async def publish(self, holder: str, changes: Mapping[DocumentKey, Holding | None]) -> None:
         field, items = bytes.fromhex(holder), list(changes.items())
@@ -119,7 +121,7 @@ class RedisRegistry:
                 pipe.hgetall(self._claims(document))
             # A key of another type is an error of that key alone.
             found = await pipe.execute(raise_on_error=False)
-        return [self._parsed(fields) for fields in found]
+            return [self._parsed(fields) for fields in found]
 
     async def begin_fills(self, replica_id: str, keys: Sequence[DocumentKey]) -> list[Found]:
         if not keys:
@@ -131,8 +133,8 @@ class RedisRegistry:
             found = await pipe.execute(raise_on_error=False)
             if refused := next((each for each in found if isinstance(each, ReadOnlyError)), None):
                 raise refused
-        earlier = [value.decode(errors="replace") if isinstance(value, bytes) else replica_id for value in found[1::2]]
-        return list(map(Found, map(self._parsed, found[::2]), earlier))
+            earlier = [each.decode(errors="replace") if isinstance(each, bytes) else replica_id for each in found[1::2]]
+            return list(map(Found, map(self._parsed, found[::2]), earlier))
 
     def _sealed(self, heartbeat: bytes) -> bytes:
         return heartbeat if self._key is None else self._key.seal(_PURPOSE, heartbeat)
@@ -164,6 +166,7 @@ class RedisRegistry:
 
     @asynccontextmanager
     async def _round_trip(self, *, transaction: bool = False) -> "AsyncIterator[Pipeline]":
+        """Commands, and the decoding of their answers, within the context; whatever fails is a ``RegistryError``."""
         try:
             async with asyncio.timeout(self._timeout_s), self._redis.pipeline(transaction=transaction) as pipe:
                 yield pipe
@@ -175,6 +178,8 @@ class RedisRegistry:
             raise RegistryError(f"Redis: {error}") from error
         except (RedisError, OSError) as error:
             raise RegistryError(f"Redis: {error}") from error
+        except Exception as error:  # of any type: another server's answer, which the client or we can't make sense of
+            raise RegistryError(f"what answers is no Redis, or an odd one: {error!r}"[:200]) from error
 
     @property
     def _replicas(self) -> bytes:
@@ -188,6 +193,12 @@ class RedisRegistry:
 
     def _filler(self, document: DocumentKey) -> bytes:
         return PREFIX + b"f:" + document.digest
+
+
+def _binary(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError(f"{type(value).__name__} in place of bytes")
+    return value
 
 
 def _unpacked(value: bytes) -> Holding:

@@ -4,7 +4,7 @@
 import asyncio
 import json
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
@@ -17,6 +17,7 @@ from replicas.routing import Candidate, Wanted, rank
 from replicas.signing import PeerKey
 from tests.cache.helpers import holding, key, replica
 from tests.fuzzing import ends, json_values, objects
+from tests.support.peer_files import peer
 from tests.support.registries import InProcessRegistry
 
 PATIENT_S = 10
@@ -239,6 +240,31 @@ async def test_a_redis_that_does_not_answer_costs_the_timeout_only(connect, redi
         await call(registry)
     redis_server.start()
     await call(registry)
+
+
+NO_REDIS = {
+    "nested lists": b"*1\r\n" * 20_000,
+    "numbers": b":1\r\n" * 50,
+    "lists of a number": b"*1\r\n:1\r\n" * 50,
+    "lists of nothing": b"*1\r\n*-1\r\n" * 50,
+    "pairs": b"*2\r\n:1\r\n$1\r\na\r\n" * 50,
+    "maps": b"%1\r\n:1\r\n$1\r\na\r\n" * 50,
+    "a web server": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", NO_REDIS)
+@pytest.mark.parametrize("name", CALLS)
+async def test_what_is_no_redis_is_a_lost_registry(connect, name, kind):
+    def talk(connection, _):
+        connection.sendall(NO_REDIS[kind])
+        while connection.recv(65536):
+            pass
+
+    with peer(talk) as url, suppress(RegistryError):  # some answers are right ones of some calls
+        registry = connect(url=url.replace("http", "redis"), timeout_s=0.5)
+        registry._ids = (replica(1).id.encode(),)
+        await CALLS[name](registry)
 
 
 async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(connect, redis_server):
