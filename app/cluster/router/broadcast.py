@@ -43,13 +43,13 @@ class Broadcast:
         by_name = {replica.name: answer for replica, answer in zip(replicas, answers, strict=True)}
         return await merged(by_name)(scope, receive, send)
 
-    async def _ask(self, replica: Replica, scope: Scope, body: bytes) -> tuple[int, Any]:
+    async def _ask(self, replica: Replica, scope: Scope, body: bytes) -> tuple[int, dict[str, Any]]:
         request = forwarded(scope, replica, body)
         request.extensions["timeout"] = httpx.Timeout(_TIMEOUT_S).as_dict()
         try:
             response = await self._client.send(request)
-            return response.status_code, response.json()
-        except (httpx.HTTPError, ValueError) as error:
+            return response.status_code, checked(response.json())
+        except (httpx.HTTPError, ValueError, RecursionError) as error:
             self._directory.suspect(replica)
             return HTTPStatus.BAD_GATEWAY, {"error": {"message": f"{type(error).__name__}: {error}"}}
 
@@ -64,12 +64,19 @@ def concerns_all(scope: Scope) -> bool:
     )
 
 
-def merged(answers: dict[str, tuple[int, Any]]) -> JSONResponse:
+def checked(answer: Any) -> dict[str, Any]:
+    """Return a replica's answer; raise ``ValueError`` or ``RecursionError`` for what can't be merged or passed on."""
+    if not isinstance(answer, dict) or type(answer.get("cleared", 0)) is not int:
+        raise ValueError("not an answer of a replica")
+    JSONResponse(answer)  # writes no NaN, and no half of a character
+    return answer
+
+
+def merged(answers: dict[str, tuple[int, dict[str, Any]]]) -> JSONResponse:
     """Merges the replicas' answers; a replica that lacks the chunk is no failure."""
     statuses = {status for status, _ in answers.values()}
     relevant = (statuses - {HTTPStatus.NOT_FOUND}) or statuses
-    first = next(answer for status, answer in answers.values() if status == max(relevant))
-    summary = first if isinstance(first, dict) else {}
+    summary = next(answer for status, answer in answers.values() if status == max(relevant))
     if "cleared" in summary:
         summary = {"cleared": sum(answer.get("cleared", 0) for _, answer in answers.values())}
     said = {name: {"status": int(status), "answer": answer} for name, (status, answer) in answers.items()}

@@ -255,6 +255,17 @@ async def test_clearing_clears_everywhere(cluster, stand_ins):
     assert [body for _, body in cluster.asked] == [b'{"namespace":"n"}'] * 2
 
 
+@pytest.mark.parametrize(
+    "body", [b"[]", b'{"cleared": "x"}', b'{"cleared": NaN}', b'{"a": 1e999}', b'{"a": "\\ud800"}', b"[" * 100_000]
+)
+async def test_an_answer_that_is_nonsense_is_that_replicas_failure(cluster, stand_ins, body):
+    stand_ins[0].answer = Response(body, media_type="application/json")
+    stand_ins[1].answer = JSONResponse({"cleared": 3})
+    answer = await cluster.client.post("/v1/cache/clear", json={"namespace": "n"})
+    assert answer.status_code == 502
+    assert {name: each["status"] for name, each in answer.json()["replicas"].items()} == {"a": 502, "b": 200}
+
+
 @pytest.mark.parametrize(("statuses", "status"), [((200, 404), 200), ((404, 404), 404), ((200, 500), 500)])
 @pytest.mark.parametrize("method", ["DELETE", "PATCH"])
 async def test_deleting_and_pinning_go_wherever_the_chunk_is(cluster, stand_ins, method, statuses, status):
