@@ -21,6 +21,16 @@ FILL_S: Final = 10.0
 """How long a replica's announcement that it computes a document keeps others from computing it."""
 
 
+_IPV4_WITHIN: Final = (
+    (ipaddress.IPv6Network("::/96"), 0),  # IPv4-compatible
+    (ipaddress.IPv6Network("::ffff:0:0/96"), 0),  # IPv4-mapped
+    (ipaddress.IPv6Network("::ffff:0:0:0/96"), 0),  # IPv4-translated
+    (ipaddress.IPv6Network("64:ff9b::/96"), 0),  # NAT64
+    (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4
+)
+"""IPv6 networks that lead to IPv4 addresses, and by how many bits the IPv4 address is shifted in theirs."""
+_NO_SERVERS: Final = frozenset(map(ipaddress.ip_address, ("255.255.255.255", "fd00:ec2::254")))
+"""Broadcast, and a cloud's metadata service, which isn't at a link-local address."""
 _MOST: Final = 1 << 63
 """Exclusive upper bound of a heartbeat's numbers: prices and exported metrics are floating point."""
 
@@ -97,7 +107,8 @@ class Replica:
 def origin_of(text: str) -> str:
     """Return the URL of a server, to which paths are added; raise ``ValueError`` for any other.
 
-    It has a scheme, a host and perhaps a port, and nothing else. Its host isn't link-local: there, clouds keep secrets.
+    It has a scheme, a host and perhaps a port, and nothing else. Its host isn't link-local, where clouds keep secrets,
+    in no way of writing it; nor is it unspecified, multicast or broadcast.
     """
     try:
         parts, url = urlsplit(text), httpx.URL(text)
@@ -108,22 +119,29 @@ def origin_of(text: str) -> str:
         raise ValueError(f"not a URL: {text!r}"[:200])
     if url.userinfo or parts.path.rstrip("/") or parts.query or parts.fragment or {*"?#@\\ "} & {*text}:
         raise ValueError(f"more than scheme, host and port: {text!r}"[:200])
-    if (address := _address(url.host)) is not None and (address.is_link_local or address.is_multicast):
+    if any(
+        each.is_link_local or each.is_multicast or each.is_unspecified or each in _NO_SERVERS
+        for each in _addresses(url.host)
+    ):
         raise ValueError(f"no server's address: {text!r}"[:200])
     host = f"[{url.host}]" if ":" in url.host else url.host
     return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")
 
 
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that a host is, also in forms that only the C library takes (2852039166); ``None`` for names."""
+def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The address that a host is, also in forms that only the C library takes (2852039166), and any that is within it.
+
+    Names have none.
+    """
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         try:
-            return ipaddress.IPv4Address(socket.inet_aton(host))
+            return [ipaddress.IPv4Address(socket.inet_aton(host))]
         except (OSError, ValueError):
-            return None
-    return getattr(address, "ipv4_mapped", None) or address
+            return []
+    within = [shift for network, shift in _IPV4_WITHIN if address in network]
+    return [address, *(ipaddress.IPv4Address(int(address) >> shift & 0xFFFF_FFFF) for shift in within)]
 
 
 class RegistryError(Exception):

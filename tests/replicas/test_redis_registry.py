@@ -176,6 +176,9 @@ async def test_who_has_no_secret_reads_sealed_heartbeats_unchecked(connect):
         ("https://[2001:db8::1]:8000", "https://[2001:db8::1]:8000"),
         ("http://10.0.0.1:8000", "http://10.0.0.1:8000"),
         ("http://localhost:1", "http://localhost:1"),
+        ("http://[::1]:1", "http://[::1]:1"),
+        ("http://[64:ff9b::a00:1]", "http://[64:ff9b::a00:1]"),
+        ("http://[fd00:ec2::1]", "http://[fd00:ec2::1]"),
     ],
 )
 def test_a_replicas_url_is_an_origin(url, origin):
@@ -190,6 +193,14 @@ NO_ORIGINS = {
     "with tricks": ["http://a@b", "http://a\\@b", "http://a b", "http://a\nb"],
     "link-local": ["http://169.254.169.254", "http://169.254.169.254:80", "http://[fe80::1]", "http://224.0.0.1"],
     "link-local in disguise": ["http://2852039166", "http://0xa9fea9fe", "http://[::ffff:169.254.169.254]"],
+    "link-local by way of IPv6": [
+        "http://[64:ff9b::a9fe:a9fe]",
+        "http://[::169.254.169.254]",
+        "http://[2002:a9fe:a9fe::]",
+        "http://[::ffff:0:169.254.169.254]",
+    ],
+    "a cloud's": ["http://[fd00:ec2::254]"],
+    "of nobody or everybody": ["http://0.0.0.0:1", "http://0", "http://[::]", "http://255.255.255.255"],
 }
 
 
