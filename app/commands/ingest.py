@@ -103,23 +103,32 @@ def _max_tokens(number: str) -> int:
 
 def _files(folder: Path) -> Iterator[_Found]:
     """The files of a folder by name, without hidden ones. Links are not followed."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # Path.is_dir raises where the folder above can't be entered
         yield _Found(folder.name, folder.resolve())
         return
-    errors: list[OSError] = []
-    for path, folders, names in os.walk(folder, onerror=errors.append):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for each in sorted([*folders, *names]):
-            entry = Path(path, each)
+    coming = [folder]  # no recursion: folders may be nested deeper than Python's calls
+    while coming:
+        path = coming.pop()
+        try:
+            names = sorted(os.listdir(path))
+        except OSError as error:
+            yield _Found(str(path.relative_to(folder)), path, error.strerror)
+            continue
+        below = []
+        for entry in (path / name for name in names if not name.startswith(".")):
             name = str(entry.relative_to(folder))
-            if each.startswith("."):
+            try:
+                mode = entry.lstat().st_mode
+            except OSError as error:
+                yield _Found(name, entry, error.strerror)
                 continue
-            if entry.is_symlink():
+            if stat.S_ISLNK(mode):
                 yield _Found(name, entry, "a symbolic link")
-            elif each not in folders:
-                yield _Found(name, entry, None if suffix_of(each) in READERS else "its type can't be read")
-    for error in errors:
-        yield _Found(os.path.relpath(error.filename, folder), Path(error.filename), error.strerror or "unreadable")
+            elif stat.S_ISDIR(mode):
+                below.append(entry)
+            else:
+                yield _Found(name, entry, None if suffix_of(entry.name) in READERS else "its type can't be read")
+        coming += reversed(below)
 
 
 class _Ingestion:

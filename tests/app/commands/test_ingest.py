@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tessera ingest` against a server of a few lines: whatever a file is, the others go on."""
 
+import errno
 import json
 import os
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -81,6 +84,17 @@ def write(folder, **files):
         path.write_text(content)
 
 
+def nest(folder, name, depth):
+    """Makes folders within one another, which may be too deep for a path."""
+    at = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=at)
+        below = os.open(name, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+
+
 def test_files_of_all_folders_are_sent(server, run, tmp_path):
     write(tmp_path, a_md="A", b__c__d_txt="D", b__e_py="E")
     code, said = run(tmp_path)
@@ -139,6 +153,47 @@ def test_files_without_permission_fail_alone(server, run, tmp_path):
     (tmp_path / "a.txt").chmod(0)
     assert "failed: a.txt: Permission denied" in run(tmp_path)[1]
     assert list(server.files) == ["b.txt"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root enters all folders")
+def test_folders_that_cannot_be_entered_are_left_out(server, run, tmp_path):
+    write(tmp_path, a_txt="A", b__b_txt="B", z_txt="Z")
+    (tmp_path / "b").chmod(0o400)
+    code, said = run(tmp_path)
+    (tmp_path / "b").chmod(0o700)
+    assert (code, list(server.files)) == (0, ["a.txt", "z.txt"])
+    assert "left out: b/b.txt: Permission denied" in said
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+@pytest.mark.parametrize("number", [None, errno.EACCES])
+def test_what_cannot_be_looked_at_is_left_out(server, run, tmp_path, monkeypatch, flags, number):
+    """A tree that is deeper than any path, or entries without permission to look at them."""
+    write(tmp_path, a_txt="A", z_txt="Z")
+    reason = os.strerror(number or errno.ENAMETOOLONG)
+    if number is None:
+        nest(tmp_path, "d" * 200, 30)
+    else:
+        (tmp_path / "d").write_text("D")
+        look = Path.lstat
+
+        def refused(path):
+            if path.name == "d":
+                raise OSError(number, reason, str(path))
+            return look(path)
+
+        monkeypatch.setattr(Path, "lstat", refused)
+    code, said = run(tmp_path, *flags)
+    assert (code, len(re.findall(f"left out: d.*: {reason}", said))) == (0, 1)
+    assert list(server.files) == ([] if flags else ["a.txt", "z.txt"])
+
+
+def test_folders_may_be_nested_deeper_than_calls(server, run, tmp_path):
+    write(tmp_path, z_txt="Z")
+    nest(tmp_path, "d", sys.getrecursionlimit() + 100)
+    code, _ = run(tmp_path)
+    subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # Python's own removal is recursive
+    assert (code, list(server.files)) == (0, ["z.txt"])
 
 
 @pytest.mark.parametrize(
