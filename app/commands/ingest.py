@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _Ingestion(args).run()
     except (*_UNREACHABLE, _RefusedError) as error:
-        say(f"{args.server}: {error or type(error).__name__}")
+        say(_shown(f"{args.server}: {error or type(error).__name__}"))
         return 2
     except KeyboardInterrupt:
         say("interrupted; files that were stored stay, and the same command goes on")
@@ -103,19 +103,19 @@ def _max_tokens(number: str) -> int:
 
 def _files(folder: Path) -> Iterator[_Found]:
     """The files of a folder by name, without hidden ones. Links are not followed."""
-    if not os.path.isdir(folder):  # Path.is_dir raises where the folder above can't be entered
+    if not folder.is_dir():
         yield _Found(folder.name, folder.resolve())
         return
     coming = [folder]  # no recursion: folders may be nested deeper than Python's calls
     while coming:
         path = coming.pop()
         try:
-            names = sorted(os.listdir(path))
+            entries = sorted(path.iterdir())
         except OSError as error:
             yield _Found(str(path.relative_to(folder)), path, error.strerror)
             continue
         below = []
-        for entry in (path / name for name in names if not name.startswith(".")):
+        for entry in (each for each in entries if not each.name.startswith(".")):
             name = str(entry.relative_to(folder))
             try:
                 mode = entry.lstat().st_mode
@@ -170,7 +170,7 @@ class _Ingestion:
         """The server's lines about a file; whatever goes wrong with a file, it fails alone."""
         try:
             if found.left_out:
-                self._left_out.append(f"left out: {_shown(found.name)}: {found.left_out}")
+                self._left_out.append(f"left out: {found.name}: {found.left_out}")
                 return
             _check_name(found.name)
             with _opened(found.path) as content:
@@ -195,7 +195,7 @@ class _Ingestion:
         elif "index" not in line:
             self._statuses[line["status"]] += 1
             if line["status"] == "failed":
-                self._failed.append(f"failed: {_shown(line['file'])}: {line['error']}")
+                self._failed.append(f"failed: {line['file']}: {line['error']}")
 
     def _sent(self, client: httpx.Client, name: str, content: BinaryIO) -> Iterator[dict[str, Any]]:
         given = {name: getattr(self._args, name) for name in ("system", "max_tokens", "context_tokens")}
@@ -218,7 +218,7 @@ class _Ingestion:
         _check(answer)
         for number, chunk in enumerate(answer.json()["chunks"], 1):
             page = f", page {chunk['metadata']['page']}" if chunk["metadata"]["page"] else ""
-            title = f", {chunk['title']}" if chunk["title"] else ""
+            title = f", {_shown(chunk['title'])}" if chunk["title"] else ""
             print(f"{_shown(name)} #{number}: {chunk['tokens']} tokens{page}{title}")
             print("".join(f"    {line}\n" for line in chunk["text"].split("\n")))
         self._statuses["read"] += 1
@@ -237,7 +237,7 @@ class _Ingestion:
                 "tier, if the server has one, or compute them again (--chunk-cache-memory, --chunk-cache-tiers)"
             )
         for line in (*self._left_out, *self._failed):
-            say(line)
+            say(_shown(line))
 
 
 def _check_name(name: str) -> None:
@@ -258,10 +258,10 @@ def _opened(path: Path) -> BinaryIO:
     return file
 
 
-def _shown(name: str) -> str:
-    """A name on one line of a terminal, which its control characters don't steer."""
-    text = os.fsencode(name).decode("utf-8", "backslashreplace")
-    return "".join(repr(each)[1:-1] if unicodedata.category(each) == "Cc" else each for each in text)
+def _shown(text: str) -> str:
+    """A name or a reason on one line of a terminal, which its characters don't steer."""
+    # A byte that is no text is a surrogate from \udc80 on.
+    return "".join(each if each.isprintable() else repr(each)[1:-1].replace("\\udc", "\\x") for each in text)
 
 
 def _check(answer: httpx.Response) -> None:

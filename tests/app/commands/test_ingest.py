@@ -26,7 +26,7 @@ def stored(name):
 
 
 def refused(status, message):
-    return httpx.Response(status, json={"error": {"message": message}})
+    return httpx.Response(status, text=json.dumps({"error": {"message": message}}))
 
 
 class Server:
@@ -214,6 +214,19 @@ def test_a_name_with_the_terminals_markup_is_shown_as_it_is(server, run, tmp_pat
     code, said = run(tmp_path)
     assert (code, sorted(server.files)) == (0, sorted(names))
     assert "[/x] [bold].txt" in said
+
+
+@pytest.mark.parametrize("shown", ["\\u2028", "\\u202e", "\\x1b", "\\ud800"])
+def test_names_and_reasons_do_not_steer_the_terminal(server, run, tmp_path, shown):
+    written = json.loads(f'"{shown}"'.replace("\\x", "\\u00"))
+    write(tmp_path, a_txt="A", b_txt="B")
+    server.answers["a.txt"] = refused(400, f"a{written}b")
+    assert f"failed: a.txt: a{shown}b" in run(tmp_path)[1]
+    server.answers["b.txt"] = refused(409, f"c{written}d")
+    assert f"8000: c{shown}d" in run(tmp_path)[1]
+    if shown != "\\ud800":
+        (tmp_path / f"e{written}.bin").touch()
+        assert f"left out: e{shown}.bin: " in run(tmp_path, "--dry-run")[1]
 
 
 @pytest.mark.parametrize(
