@@ -150,6 +150,10 @@ class Settings(TuningSettings, LogSettings, ClusterSettings, AccessSettings, Chu
 
     model_config = SettingsConfigDict(env_prefix="TESSERA_", env_ignore_empty=True, extra="forbid", frozen=True)
 
+    def most_tokens(self, wanted: int) -> int:
+        """The most tokens of a passage for which so many are wanted: longer documents are split."""
+        return min(wanted, self.chunk_max_tokens)
+
     def probe_layers(self) -> tuple[int, ...]:
         """Layers that measure attention to chunks; empty for the default ones."""
         return tuple(map(int, self.chunk_probe_layers.split(","))) if self.chunk_probe_layers else ()

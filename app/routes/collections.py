@@ -73,8 +73,9 @@ async def ingest_files(
     A file replaces an earlier one of its name; unchanged ones stay. An interrupted call keeps what it stored, and
     passages that it did not compute are computed when a question needs them. 400 if no file can be read.
     """
-    collections, default = retrieval.collections, min(DEFAULT_MAX_TOKENS, settings.chunk_max_tokens)
-    about = await in_thread(collections.begin, _own(namespace), name, system, max_tokens, default, context_tokens)
+    collections, default = retrieval.collections, settings.most_tokens(DEFAULT_MAX_TOKENS)
+    most = None if max_tokens is None else settings.most_tokens(max_tokens)
+    about = await in_thread(collections.begin, _own(namespace), name, system, most, default, context_tokens)
     lines = CollectionIngestion(state, manager, collections, about).run(files)
     try:
         first = await anext(lines)

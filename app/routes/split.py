@@ -44,7 +44,7 @@ async def split(
     Without ``tokens``, the chunks are valid for ``/v1/rag/chat`` and ``/v1/rag/chunks``. An ``id`` depends on the
     chunk's content. 415 for another type of file.
     """
-    limit = min(max_tokens or DEFAULT_MAX_TOKENS, settings.chunk_max_tokens)
+    limit = settings.most_tokens(max_tokens or DEFAULT_MAX_TOKENS)
     if suffix_of(filename) not in READERS:
         raise GracefulHTTPError(
             f"{filename!r} can't be split; supported types: {', '.join(READERS)}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE

@@ -173,6 +173,16 @@ async def test_files_that_come_while_their_collection_is_deleted(client):
     assert "after.txt" in await files_of(client)
 
 
+async def test_passages_are_never_longer_than_the_server_takes(app, client):
+    text = " ".join(map(str, range(10_000)))
+    for status in ("added", "unchanged"):
+        assert lines(await put(client, {"a.txt": text}, max_tokens="100000"))[0]["status"] == status
+    most = app.state.tessera.settings.chunk_max_tokens
+    listed = (await client.get(f"{PATH}/birds/passages", params={"file": "a.txt"})).json()["data"]
+    assert most / 2 < max(passage["tokens"] for passage in listed) <= most
+    assert (await client.get(f"{PATH}/birds")).json()["max_tokens"] == most
+
+
 async def test_an_error_names_each_file_once(client):
     message = "a.txt: there is no text in the file; b.zip: files of the type '.zip' can't be read"
     assert told(await put(client, {"a.txt": "", "b.zip": "PK"})) == (400, message)
