@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 from starlette.datastructures import State, UploadFile
+from vllm.exceptions import VLLMValidationError
 
 from app.access.limits import LIMITS
 from app.catalog.ingestion import ingestion_of
@@ -174,8 +175,11 @@ class CollectionIngestion:
             raise BadRequestError(error.errors()[0]["msg"], "files") from error
 
     async def _lines(self, request: IngestRequest) -> AsyncIterator[dict[str, Any]]:
-        """Raises :class:`IngestionRefusedError`."""
-        lines = await ingestion_of(request, self._state, self._manager)
+        """Raises :class:`IngestionRefusedError`, :class:`BadRequestError`."""
+        try:
+            lines = await ingestion_of(request, self._state, self._manager)
+        except VLLMValidationError as error:
+            raise BadRequestError(error.args[0], error.parameter or "files") from error
         if isinstance(lines, ErrorResponse):
             raise IngestionRefusedError(lines)
         return lines

@@ -5,6 +5,7 @@ import asyncio
 import json
 
 import pytest
+from vllm.exceptions import VLLMValidationError
 
 from app.catalog import collection_ingestion
 from app.routes import collections
@@ -128,6 +129,16 @@ async def test_a_system_prompt_that_the_model_cannot_take_stores_nothing(client,
     monkeypatch.setattr(collection_ingestion, "ingestion_of", refused)
     assert told(await put(client, {"a.txt": "A"})) == (400, "the system prompt is too long")
     assert (await client.get(PATH)).json()["data"] == []
+
+
+async def test_what_vllm_raises_about_a_system_prompt_is_no_error_of_the_server(client, monkeypatch, caplog):
+    async def refused(request, *arguments):
+        raise VLLMValidationError("the system prompt is too long", parameter="input_tokens", value=9999)
+
+    monkeypatch.setattr(collection_ingestion, "ingestion_of", refused)
+    assert told(await put(client, {"a.txt": "A", "b.txt": "B"})) == (400, "the system prompt is too long")
+    assert (await client.get(PATH)).json()["data"] == []
+    assert not caplog.records
 
 
 async def test_a_passage_whose_id_stands_for_another_text_or_is_too_long_is_not_stored(app, client, monkeypatch):
