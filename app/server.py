@@ -94,7 +94,7 @@ async def build_tessera_app(
     app.add_middleware(DocumentsMiddleware, context=context)
     app.add_middleware(CutOffMiddleware, engine=engine)
     app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
-    browsers = browser_check(tenants, [args.host, _advertised(settings), *settings.names()], args.allowed_origins)
+    browsers = browser_check(tenants, [args.host, _advertised(settings)], settings.names(), args.allowed_origins)
     app.add_middleware(AccessMiddleware, tenants=tenants, secret=settings.peer_secret, browsers=browsers)
     app.add_middleware(RefusalMiddleware)
     app.add_middleware(PlainPathsMiddleware)

@@ -44,12 +44,18 @@ def checked_host(host: str | None, tenants: Tenants | None, *, allow_anonymous: 
 
 
 def browser_check(
-    tenants: Tenants | None, names: Iterable[str | None], origins: Iterable[str] = ()
+    tenants: Tenants | None, names: Iterable[str | None], allowed: Sequence[str], origins: Iterable[str] = ()
 ) -> BrowserCheck | None:
-    """The check of browsers for a server of these and this machine's names; ``None`` with keys, which pages lack."""
+    """The check of browsers for a server of these and this machine's names; ``None`` with keys, which pages lack.
+
+    ``allowed`` are names of ``--allowed-host``, for whose default ports a proxy may ask by another name; ``origins``
+    are vLLM's ``--allowed-origins``.
+    """
     if tenants is not None:
         return None
-    return BrowserCheck([*filter(None, names), socket.gethostname(), socket.getfqdn()], origins)
+    proxies = [f"{scheme}://{name.lower()}" for name in allowed for scheme in ("http", "https")]
+    own = [*filter(None, names), *allowed, socket.gethostname(), socket.getfqdn()]
+    return BrowserCheck(own, [*origins, *proxies])
 
 
 def _is_loopback(host: str) -> bool:

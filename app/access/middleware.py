@@ -43,6 +43,7 @@ _COLLECTIONS = "/v1/rag/collections"
 """Read by those who ask, changed by those who bring documents."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _ANY = "*"
+_PORTS = {"http": ":80", "https": ":443"}
 
 
 class BrowserCheck:
@@ -54,7 +55,7 @@ class BrowserCheck:
     """
 
     def __init__(self, names: Iterable[str], origins: Iterable[str] = ()) -> None:
-        """``names`` are the server's; ``origins``, of pages that may ask it (vLLM's ``--allowed-origins``)."""
+        """``names`` are the server's; ``origins``, of pages that may ask it, beside those of the address asked."""
         self._names = {name.lower() for name in names}
         self._origins = set(origins) - {_ANY}  # vLLM's default
 
@@ -78,10 +79,9 @@ class BrowserCheck:
         return bool({name, _ANY} & self._names) or "." not in name.removesuffix(".localhost") or _is_address(name)
 
     def _may_ask(self, origin: str, host: str) -> bool:
-        _, _, netloc = origin.partition("://")  # "null" has none: of a file, or a page that hides where it is from
-        if not netloc:
+        if "://" not in origin:  # "null": of a file, or a page that hides where it is from
             return False
-        return _is_at(netloc, host) or origin in self._origins or bool({_name(netloc), _ANY} & self._names)
+        return _is_at(origin, host) or origin in self._origins or _ANY in self._names
 
 
 class AccessMiddleware:
@@ -220,20 +220,18 @@ def required_role(method: str, path: str) -> Role | Literal["peer"] | None:
 def is_of_own_page(scope: Scope) -> bool:
     """Whether a browser says that a page of the address which is asked sent a request."""
     headers = Headers(scope=scope)
-    return _is_at(headers.get("origin", "").partition("://")[2], headers.get("host", ""))
+    return _is_at(headers.get("origin", ""), headers.get("host", ""))
 
 
-def _is_at(netloc: str, host: str) -> bool:
-    return netloc != "" and _bare(netloc) == _bare(host)
+def _is_at(origin: str, host: str) -> bool:
+    """Whether an origin has this host and port. The origin's scheme tells a default port: a proxy may speak TLS."""
+    scheme, _, netloc = origin.lower().partition("://")
+    port = _PORTS.get(scheme, "")
+    return netloc != "" and netloc.removesuffix(port) == host.lower().removesuffix(port)
 
 
 def _cross_site(words: str) -> Response:
     return refusal(HTTPStatus.FORBIDDEN, "cross_site", words)
-
-
-def _bare(netloc: str) -> str:
-    """Host and port without a default port: a proxy may speak TLS in the server's place."""
-    return netloc.lower().removesuffix(":80").removesuffix(":443")
 
 
 def _name(netloc: str) -> str:

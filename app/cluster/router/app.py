@@ -49,7 +49,7 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
     app = FastAPI(title="Tessera router", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(_endpoints(registry, directory, chooser, metrics))
     app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
-    browsers = browser_check(tenants, [settings.host, *settings.names()])
+    browsers = browser_check(tenants, [settings.host], settings.names())
     app.add_middleware(AccessMiddleware, tenants=tenants, browsers=browsers)  # outside, before anything reads the body
     app.add_middleware(PlainPathsMiddleware)
     app.include_router(page.pages())

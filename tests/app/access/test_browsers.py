@@ -6,7 +6,8 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from app.access.middleware import AccessMiddleware, BrowserCheck
+from app.access.exposure import browser_check
+from app.access.middleware import AccessMiddleware
 
 PATH = "/v1/cache/clear"
 
@@ -28,7 +29,8 @@ def client(done):
             done.append(scope["method"])
             await Response()(scope, receive, send)
 
-    browsers = BrowserCheck(["127.0.0.1", "Box.Example.org"], ["https://chat.example.org", "*"])
+    origins = ["https://chat.example.org", "http://127.0.0.1:9000", "*"]
+    browsers = browser_check(None, ["127.0.0.1"], ["Box.Example.org"], origins)
     return TestClient(AccessMiddleware(app, None, browsers=browsers), base_url="http://localhost:8000")
 
 
@@ -37,6 +39,13 @@ def client(done):
     [
         {"origin": "https://evil.example"},
         {"origin": "http://localhost:3000"},
+        {"origin": "http://localhost"},
+        {"origin": "http://127.0.0.1:3000", "host": "127.0.0.1:8000"},
+        {"origin": "http://127.0.0.1:3000", "host": "127.0.0.1:8000", "sec-fetch-site": "same-site"},
+        {"origin": "http://127.0.0.1", "host": "127.0.0.1:8000"},
+        {"origin": "http://127.0.0.1:443", "host": "127.0.0.1"},
+        {"origin": "http://127.0.0.1:8000"},
+        {"origin": "https://box.example.org:3000", "host": "box.example.org:8000"},
         {"origin": "null"},
         {"origin": ""},
         {"origin": "http://localhost:8000.evil.example"},
@@ -67,6 +76,9 @@ def test_nor_by_a_form_without_an_origin_but_its_links_lead_here(client, done, s
         {"origin": "http://localhost:8000", "sec-fetch-site": "same-origin"},
         {"origin": "https://chat.example.org", "sec-fetch-site": "cross-site"},
         {"origin": "https://box.example.org", "host": "internal:8000"},
+        {"origin": "http://127.0.0.1:9000", "host": "127.0.0.1:8000", "sec-fetch-site": "same-site"},
+        {"origin": "http://127.0.0.1", "host": "127.0.0.1:80"},
+        {"origin": "http://[::1]:8000", "host": "[::1]:8000"},
         {"host": "127.0.0.1:8000"},
         {"host": "10.1.2.3"},
         {"host": "[::1]:8000"},
