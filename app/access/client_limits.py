@@ -2,7 +2,9 @@
 """Limits of a connection: sizes of head and body, complexity of the body, and time without progress."""
 
 import asyncio
+import ipaddress
 import logging
+import re
 from collections import deque
 from http import HTTPStatus
 from typing import Final
@@ -38,12 +40,15 @@ MOST_HEADERS: Final = 256
 MOST_WAITING: Final = 16
 """Requests that a connection has sent before the answer to an earlier one."""
 
+_CLIENT: Final = re.compile(rb"(?:([0-9.]+)|\[([0-9A-Fa-f:.]+)\])(?::[0-9]{1,5})?|([0-9A-Fa-f:.]+)")
 _SIZES = {"": MOST_BYTES, "application/x-www-form-urlencoded": QUICK_BYTES}
 """Most bytes of a body without files, by the beginning of its type."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP/1.1 as uvicorn speaks it, with limits for what comes before anybody could check a key; beyond them, 400.
+
+    An ``X-Forwarded-For`` of other things than IP addresses is left out.
 
     Uvicorn itself keeps a head of any length, and all requests that come in one piece. Bytes are counted since the last
     one that ended a request or belonged to a body: a body's chunks have heads of their own, and headers may follow it.
@@ -62,6 +67,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Take a header."""
         if len(self.headers) >= MOST_HEADERS:
             raise ValueError(f"more than {MOST_HEADERS} headers")
+        if name.lower() == b"x-forwarded-for" and not all(map(_is_client, value.split(b","))):
+            return  # uvicorn would take anything for the client's address, and log it
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -168,6 +175,15 @@ class _Connection:
 
 
 _CLOSE = {"connection": "close"}
+
+
+def _is_client(forwarded: bytes) -> bool:
+    """Whether a proxy says an IP address, perhaps with a port."""
+    found = _CLIENT.fullmatch(forwarded.strip())
+    try:
+        return found is not None and bool(ipaddress.ip_address((found[1] or found[2] or found[3]).decode()))
+    except ValueError:
+        return False
 
 
 def _limited(receive: Receive, max_bytes: int) -> Receive:

@@ -34,11 +34,12 @@ _OF_OWN_PAGE: Final = (b"origin", b"sec-fetch-site")
 
 
 def forwarded(scope: Scope, replica: Replica, body: bytes, more: Headers = ()) -> httpx.Request:
-    """The client's request for ``replica``, with ``more`` headers."""
+    """The client's request for ``replica``, with its address and ``more`` headers."""
     url = httpx.URL(replica.url).copy_with(raw_path=raw_path(scope))
     own = (*_OWN, *_OF_OWN_PAGE) if is_of_own_page(scope) else _OWN
     headers = [pair for pair in passed_on(scope["headers"]) if pair[0] not in own]
-    return httpx.Request(scope["method"], url, headers=[*headers, *more], content=body)
+    client = [(b"x-forwarded-for", scope["client"][0].encode())] if scope.get("client") else []
+    return httpx.Request(scope["method"], url, headers=[*headers, *client, *more], content=body)
 
 
 def raw_path(scope: Scope) -> bytes:

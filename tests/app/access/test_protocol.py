@@ -81,3 +81,22 @@ def test_what_people_send_passes(address):
         for request, said in ((query, f"{MOST_HEAD_BYTES - 1000} 1 0"), (header, "0 2 0"), (body, "0 2 50000")):
             connection.sendall(request)
             assert connection.recv(1000).decode().endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_taken"),
+    [
+        (b"10.9.8.7", True),
+        (b"10.9.8.7:4242, 127.0.0.1", True),
+        (b"fe80::1", True),
+        (b"[fe80::1]:4242", True),
+        (b'10.9.8.7:4242 - "DELETE /x HTTP/1.1" 200 OK \x85\x9b2J', False),
+        (b"10.9.8.7, unknown", False),
+        (b"fe80::1%\x9b2J", False),
+        (b"1.2.3", False),
+        (b"", False),
+    ],
+)
+def test_a_forwarded_client_is_an_address(address, said, is_taken):
+    found = answered(address, b"GET / HTTP/1.1\r\nhost: a\r\nx-Forwarded-For: " + said + b"\r\n\r\n")
+    assert found.endswith(f"0 {1 + is_taken} 0")

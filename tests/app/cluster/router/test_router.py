@@ -121,6 +121,14 @@ async def test_a_request_arrives_as_it_was_sent(cluster):
     assert not given.keys() & {"x-hop", "x-tessera-replica"}
 
 
+async def test_the_client_that_a_replica_is_told_last_is_the_routers_own(cluster):
+    await cluster.client.get("/v1/models", headers={"x-forwarded-for": "10.9.8.7, 127.0.0.1"})
+    ((scope, _),) = cluster.asked
+    told = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+    assert told[0] == b"10.9.8.7, 127.0.0.1"
+    assert len(told) == 2
+
+
 async def test_an_answer_passes_byte_for_byte(cluster, stand_ins):
     randomly = random.Random(0)
     pieces = [randomly.randbytes(randomly.choice([1, 10, 1000, 70_000])) for _ in range(50)]
