@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of Tessera's own modules and of its HTTP server; vLLM configures its own."""
+"""The log of Tessera's own modules; vLLM configures its own."""
 
 import logging
 import re
-from copy import deepcopy
-from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
-from uvicorn.config import LOGGING_CONFIG
 
 from app.settings import Settings
 
@@ -25,37 +22,15 @@ class OneLine(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Escape control characters of the message, and end it where it is too long."""
-        record.msg, record.args = _one_line(record.getMessage()), ()
+        said = record.getMessage()
+        if len(said) > LONGEST_MESSAGE:
+            said = f"{said[:LONGEST_MESSAGE]}… ({len(said)} characters)"
+        record.msg, record.args = _CONTROL.sub(_escaped, said), ()
         return True
-
-
-class OneLineOfUvicorn(logging.Filter):
-    """Does the same to the arguments of a message: uvicorn's formatters make lines of these."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Escape control characters of the arguments that are texts, and end them where they are too long."""
-        if isinstance(record.args, tuple):
-            record.args = tuple(_one_line(each) if isinstance(each, str) else each for each in record.args)
-        return True
-
-
-def _one_line(text: str) -> str:
-    if len(text) > LONGEST_MESSAGE:
-        text = f"{text[:LONGEST_MESSAGE]}… ({len(text)} characters)"
-    return _CONTROL.sub(_escaped, text)
 
 
 def _escaped(found: "re.Match[str]") -> str:
     return found[0].encode("unicode_escape").decode()
-
-
-def uvicorn_logging() -> dict[str, Any]:
-    """Uvicorn's own configuration of its log, whose lines clients can't forge."""
-    config = deepcopy(LOGGING_CONFIG)
-    config["filters"] = {"one line": {"()": OneLineOfUvicorn}}
-    for handler in config["handlers"].values():
-        handler["filters"] = ["one line"]
-    return config
 
 
 def configure_logging(settings: Settings) -> None:

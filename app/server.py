@@ -36,7 +36,7 @@ from app.http.messages import PlainPathsMiddleware, hand_over
 from app.http.openapi import correct_openapi
 from app.http.refusals import RefusalMiddleware
 from app.intake import CheckedFieldsMiddleware, DocumentsMiddleware
-from app.logs import configure_logging, uvicorn_logging
+from app.logs import configure_logging
 from app.profile import Profile, ProfileError
 from app.prometheus import exported
 from app.prompt.marks import Marks
@@ -328,7 +328,6 @@ def _uvicorn_options(args: argparse.Namespace) -> dict[str, Any]:
         "enable_ssl_refresh": args.enable_ssl_refresh,
         "host": args.host,
         "port": args.port,
-        "log_config": uvicorn_logging(),
         "log_level": args.uvicorn_log_level,
         "access_log": not args.disable_uvicorn_access_log,
         "timeout_keep_alive": envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,

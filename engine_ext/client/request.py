@@ -43,7 +43,7 @@ class NamespaceRefusedError(ValueError):
 
 
 class Spending:
-    """What an HTTP request takes of its tenant's limits; here, of none."""
+    """Takes what an HTTP request needs of its tenant's limits; here, of none."""
 
     def begin(self, num_tokens: int, num_answers: int) -> None:
         """Count tokens before they are computed, and answers until they :meth:`end`.

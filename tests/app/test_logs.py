@@ -3,11 +3,10 @@
 
 import json
 import logging
-import logging.config
 
 import pytest
 
-from app.logs import LONGEST_MESSAGE, configure_logging, uvicorn_logging
+from app.logs import LONGEST_MESSAGE, configure_logging
 from app.settings import Settings
 from cache.lease import ChunkStatus
 from cache.positions.layout import PositionStrategy
@@ -74,20 +73,6 @@ def test_what_clients_choose_is_no_line_of_the_log(capsys, log_format, name):
     assert said[:-1].isprintable()
     assert len(said) < 2 * LONGEST_MESSAGE
     assert "Storing" in said
-
-
-@pytest.mark.parametrize("client", ["a\nINFO: b", "\x85\x9b2J", "\u2028", "x" * 10**6])
-def test_nor_of_the_log_of_requests(capsys, client):
-    names = ("uvicorn", "uvicorn.access")
-    before = [(name, list(logging.getLogger(name).handlers), logging.getLogger(name).propagate) for name in names]
-    logging.config.dictConfig(uvicorn_logging())
-    logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', client, "GET", "/x", "1.1", 200)
-    logging.getLogger("uvicorn.error").info('%s - "WebSocket %s" [accepted]', client, "/x")
-    for name, handlers, propagate in before:
-        logging.getLogger(name).handlers, logging.getLogger(name).propagate = handlers, propagate
-    for said in capsys.readouterr():
-        assert (len(said.splitlines()), said[:-1].isprintable()) == (1, True)
-        assert len(said) < 2 * LONGEST_MESSAGE
 
 
 def test_a_request_is_one_json_object(capsys):

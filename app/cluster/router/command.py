@@ -15,7 +15,7 @@ from app.access.tenants import TenantsFileError
 from app.cluster.router.app import build_app
 from app.cluster.router.settings import RouterSettings
 from app.documents.patterns import PatternError
-from app.logs import OneLine, uvicorn_logging
+from app.logs import OneLine
 from app.settings import add_flags_of
 from machine.progress import say
 from machine.server_process import ended_by_signals
@@ -74,7 +74,6 @@ def _configured(arguments: Sequence[str]) -> uvicorn.Config:
         checked_host(settings.host, tenants, allow_anonymous=settings.allow_anonymous),
         settings.port,
         http=BoundedProtocol,
-        log_config=uvicorn_logging(),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=GRACE_S,
