@@ -78,7 +78,7 @@ class TenantLimits:
                 self._requests.take(1)
             yield running
         finally:
-            self.leave_places(running.num_places)
+            running.close()
 
     def take_places(self, number: int) -> None:
         """Count more as running; raises :class:`LimitExceededError`."""
@@ -136,6 +136,11 @@ class _Running(Spending):
         before = self.num_places
         self._num_answers -= num_answers
         self._limits.leave_places(before - self.num_places)
+
+    def close(self) -> None:
+        """Leave all places. An answer may still end later, when its stream is collected: its place is left already."""
+        self._limits.leave_places(self.num_places)
+        self._num_answers = 0
 
 
 def _refuse_without(unit: str, allowance: Allowance | None) -> None:

@@ -84,6 +84,16 @@ def test_answers_count_as_requests_at_once(clock):
         third.begin(1, 8)
 
 
+def test_answers_that_end_after_their_request_give_nothing_back_twice(clock):
+    """A stream that nobody reads ends when it is collected."""
+    two = limits(clock, concurrent_requests=2)
+    with two.request() as late:
+        late.begin(1, 2)
+    late.end(2)
+    with two.request(), two.request(), pytest.raises(LimitExceededError), two.request():
+        pass
+
+
 def test_ten_seconds_worth_of_tokens_may_be_used_at_once(clock):
     some = limits(clock, tokens_per_minute=6000)
     clock.now += 600
