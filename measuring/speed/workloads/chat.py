@@ -3,6 +3,7 @@
 
 from typing import Any, Final
 
+from measuring.kit.client import Answer
 from measuring.speed.answers import Asked, check_prompt, check_same
 from measuring.speed.query import Query
 from measuring.speed.samples import Claim, Ratio, Sample, System, Value
@@ -12,7 +13,7 @@ from measuring.speed.workloads.base import Options, Workload
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 128, 64
 _POINT = str(_PROMPT_TOKENS)
 _MORE_PROMPTS: Final = 8
-"""Of each system in each round, answered by one token. The least time to first token counts: noise only adds to it."""
+"""In each round, answered by one token. The least time to first token counts: noise only adds to it."""
 
 
 class Chat(Workload):
@@ -37,17 +38,18 @@ class Chat(Workload):
     async def round(self, servers: Servers, number: int) -> list[Sample]:
         query = Query("", (), self._texts.text(_PROMPT_TOKENS), _OUTPUT_TOKENS)
         more = [Query("", (), self._texts.text(_PROMPT_TOKENS), 1) for _ in range(_MORE_PROMPTS)]
-        order: list[tuple[System, str]] = [("stock", STOCK), ("tessera", TESSERA)]
-        answers: dict[System, Asked] = {}
-        samples = []
-        for system, name in order if number % 2 else reversed(order):
-            server = await servers.get(name)
-            answer, *others = [await server.ask(each) for each in (query, *more)]
-            await server.settle()
-            answers[system] = Asked(server, answer)
-            first_s = min(each.ttft_s or 0.0 for each in (answer, *others))
-            times: dict[Value, float] = {"ttft_s": first_s, "tpot_s": answer.tpot_s}
-            samples.append(Sample(workload=self.name, point=_POINT, system=system, round=number, values=times))
-        check_prompt(answers["stock"].answer, answers["tessera"].answer)
-        await check_same(query, answers["stock"], answers["tessera"])
-        return samples
+        systems: list[tuple[System, str]] = [("stock", STOCK), ("tessera", TESSERA)]
+        answers: dict[System, list[Asked]] = {system: [] for system, _ in systems}
+        for place, each in enumerate((query, *more)):  # a machine's pace changes within a round
+            for system, name in systems if (place + number) % 2 else reversed(systems):
+                server = await servers.get(name)
+                answers[system].append(Asked(server, await server.ask(each)))
+                await server.settle()
+        check_prompt(answers["stock"][0].answer, answers["tessera"][0].answer)
+        await check_same(query, answers["stock"][0], answers["tessera"][0])
+        return [self._sample(system, number, [asked.answer for asked in answers[system]]) for system, _ in systems]
+
+    def _sample(self, system: System, number: int, answers: list[Answer]) -> Sample:
+        first_s = min(answer.ttft_s or 0.0 for answer in answers)
+        times: dict[Value, float] = {"ttft_s": first_s, "tpot_s": answers[0].tpot_s}
+        return Sample(workload=self.name, point=_POINT, system=system, round=number, values=times)

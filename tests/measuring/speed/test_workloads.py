@@ -109,8 +109,20 @@ async def test_prompts_of_other_lengths_are_not_reported(fakes, monkeypatch):
 
 
 async def test_chat_takes_turns_and_compares_texts(fakes):
+    order = []
+
+    def arrives(system):
+        async def note():
+            order.append(system)
+
+        return note
+
+    fakes.states = {system: {"before": arrives(system)} for system in ("stock", "tessera")}
     samples = await run(Chat(options()))
-    assert [s.system for s in samples[:4]] == ["stock", "tessera", "tessera", "stock"]
+    assert [s.system for s in samples[:2]] == ["stock", "tessera"]
+    turns = ["stock", "tessera", "tessera", "stock"]
+    first, second = order[18:36], order[36:54]  # behind the warm-up
+    assert (first, second) == ((turns * 5)[:18], (turns[2:] + turns * 5)[:18])
     assert fakes.servers["stock"].bodies(CHAT) == fakes.servers["tessera"].bodies(CHAT)
     texts = [user_text(body) for body in fakes.servers["stock"].bodies(CHAT)]
     assert len(set(texts)) == len(texts) == 9 * (1 + ROUNDS)
