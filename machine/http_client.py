@@ -2,10 +2,13 @@
 """HTTP clients that ask this machine directly, whatever proxy the environment names."""
 
 import ipaddress
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
+
+CONNECTIONS: Final = httpx.Limits(keepalive_expiry=2)
+"""As many as are used. Unused ones are closed before uvicorn does so, after 5 s: a request on its way would be lost."""
 
 
 def is_loopback(url: str) -> bool:
@@ -22,9 +25,9 @@ def is_loopback(url: str) -> bool:
 
 def http_client(url: str, **options: Any) -> httpx.Client:
     """A client for the server at ``url``."""
-    return httpx.Client(base_url=url, trust_env=not is_loopback(url), **options)
+    return httpx.Client(base_url=url, trust_env=not is_loopback(url), limits=CONNECTIONS, **options)
 
 
 def async_http_client(url: str, **options: Any) -> httpx.AsyncClient:
     """As :func:`http_client`, for an event loop."""
-    return httpx.AsyncClient(base_url=url, trust_env=not is_loopback(url), **options)
+    return httpx.AsyncClient(base_url=url, trust_env=not is_loopback(url), limits=CONNECTIONS, **options)

@@ -23,6 +23,7 @@ from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import num_unfinished_requests
+from machine.http_client import CONNECTIONS
 from machine.progress import say
 from replicas.peer_file import FINGERPRINT_HEADER
 from replicas.publisher import Publisher
@@ -70,7 +71,9 @@ async def _fetching(
         return
     headers, auth = {FINGERPRINT_HEADER: cache.config.fingerprint}, PeerAuth(PeerKey(secret.get_secret_value()))
     timeout = httpx.Timeout(None, connect=_CONNECT_S)
-    async with httpx.AsyncClient(headers=headers, auth=auth, timeout=timeout, trust_env=False) as client:
+    async with httpx.AsyncClient(
+        headers=headers, auth=auth, timeout=timeout, limits=CONNECTIONS, trust_env=False
+    ) as client:
         peers = Peers(
             registry,
             lambda: publisher.replica_id,

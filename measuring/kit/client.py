@@ -82,8 +82,7 @@ class Client:
         self.url = url.rstrip("/")
         self.label = label or f"the server at {self.url}"
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=None)
-        self._http = async_http_client(self.url, headers=headers, timeout=_TIMEOUT, limits=limits)
+        self._http = async_http_client(self.url, headers=headers, timeout=_TIMEOUT)
 
     async def __aenter__(self) -> Self:
         return self

@@ -2,14 +2,17 @@
 """Servers on this machine are asked directly, whatever proxy the environment names."""
 
 import ast
+import asyncio
 
 import httpx
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from machine.http_client import async_http_client, http_client, is_loopback
+import machine.http_client
+from machine.http_client import CONNECTIONS, async_http_client, http_client, is_loopback
 from machine.server_process import ROOT
 from tests.serving import served
 
@@ -49,6 +52,27 @@ async def test_loopback_is_asked_directly_and_others_by_the_proxy(host, monkeypa
 )
 def test_loopback_has_many_names(url, expected):
     assert is_loopback(url) is expected
+
+
+async def test_an_unused_connection_is_not_used_again(monkeypatch):
+    """Its server may be closing it. A request that was sent meanwhile would be lost."""
+    monkeypatch.setattr(machine.http_client, "CONNECTIONS", httpx.Limits(keepalive_expiry=0.01))
+    clients = []
+
+    def note(request):
+        clients.append(request.client)
+        return PlainTextResponse("")
+
+    with served(Starlette(routes=[Route("/", note)])) as url, http_client(url) as client:
+        for _ in range(2):
+            client.get("/")
+            await asyncio.sleep(0.05)
+        async with async_http_client(url) as other:
+            for _ in range(2):
+                await other.get("/")
+                await asyncio.sleep(0.05)
+    assert len(set(clients)) == 4
+    assert CONNECTIONS.keepalive_expiry < uvicorn.Config("").timeout_keep_alive
 
 
 def test_all_clients_are_made_here():

@@ -20,6 +20,7 @@ from app.cluster.router.prefill import Prefill
 from app.documents.request_documents import parse_body
 from app.http.messages import has_files, in_thread_if_long, read_body
 from app.http.refusals import refusal
+from machine.http_client import CONNECTIONS
 from replicas.registry import Replica
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ class _UnreachableError(Exception):
 
 def http_client() -> httpx.AsyncClient:
     """An HTTP client without limits of its own: the replicas have theirs."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=30)
-    transport = httpx.AsyncHTTPTransport(limits=limits, socket_options=_KEEP_ALIVE)
+    transport = httpx.AsyncHTTPTransport(limits=CONNECTIONS, socket_options=_KEEP_ALIVE)
     return httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None, connect=_CONNECT_S), trust_env=False)
 
 
