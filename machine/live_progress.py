@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a run: a live bar on a terminal, otherwise a line every few seconds."""
+"""Progress of a run: a live bar on a terminal, otherwise a line when it has changed, every few seconds at most."""
 
 import asyncio
 import sys
@@ -46,17 +46,24 @@ async def shown(monitor: Monitor) -> AsyncIterator[None]:
         with Live(Bar(monitor), console=Console(stderr=True), refresh_per_second=2):
             yield
         return
-    lines = asyncio.create_task(_say_lines(monitor))
+    told: list[str] = []
+    lines = asyncio.create_task(_say_lines(monitor, told))
     try:
         yield
     finally:
         lines.cancel()
         with suppress(asyncio.CancelledError):
             await lines
-        say(monitor.line())
+        _say_if_new(monitor, told)
 
 
-async def _say_lines(monitor: Monitor) -> None:
+async def _say_lines(monitor: Monitor, told: list[str]) -> None:
     while True:
-        say(monitor.line())
+        _say_if_new(monitor, told)
         await asyncio.sleep(_INTERVAL_S)
+
+
+def _say_if_new(monitor: Monitor, told: list[str]) -> None:
+    if told[-1:] != [line := monitor.line()]:
+        told.append(line)
+        say(line)

@@ -12,11 +12,16 @@ from machine.live_progress import shown
 STEPS = SimpleNamespace(total=4, done=1, line=lambda: "1 of 4 steps")
 
 
-async def test_plain_lines(monkeypatch, capsys):
+async def test_plain_lines_tell_what_is_new(monkeypatch, capsys):
     monkeypatch.setattr(live_progress, "_INTERVAL_S", 0)
-    async with shown(STEPS):
+    steps = SimpleNamespace(total=4, done=1)
+    steps.line = lambda: f"{steps.done} of 4 steps"
+    async with shown(steps):
         await asyncio.sleep(0.01)
-    assert set(capsys.readouterr().err.splitlines()) == {"tessera: 1 of 4 steps"}
+        steps.done = 2
+        await asyncio.sleep(0.01)
+        steps.done = 3
+    assert capsys.readouterr().err.splitlines() == [f"tessera: {done} of 4 steps" for done in (1, 2, 3)]
     await asyncio.sleep(0.01)
     assert capsys.readouterr().err == ""
 
