@@ -263,18 +263,26 @@ def _copy_keys(
     to_column: int,
     source_column: int,
 ) -> None:
-    for run in runs:
-        length = run[4]
+    first = 0
+    while first < len(runs):
+        # All runs of a block or page at once, as in `_rotate_keys`.
+        end = first + 1
+        while end < len(runs) and runs[end, to_column] == runs[first, to_column]:
+            end += 1
         for head in range(sizes[0]):
             for dim in range(sizes[1]):
-                a = run[to_column] * to_strides[0] + run[to_column + 1] + head * to_strides[2] + dim * to_strides[3]
-                b = (
-                    run[source_column] * source_strides[0]
-                    + run[source_column + 1]
-                    + head * source_strides[2]
-                    + dim * source_strides[3]
-                )
-                to[a : a + length] = source[b : b + length]
+                for run in runs[first:end]:
+                    length = run[4]
+                    a = run[to_column] * to_strides[0] + run[to_column + 1] + head * to_strides[2] + dim * to_strides[3]
+                    b = (
+                        run[source_column] * source_strides[0]
+                        + run[source_column + 1]
+                        + head * source_strides[2]
+                        + dim * source_strides[3]
+                    )
+                    for i in range(length):
+                        to[a + i] = source[b + i]
+        first = end
 
 
 @njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
