@@ -61,15 +61,20 @@ class _Running:
         own = self.own[layer] = torch.cat([earlier, key])
         cos, sin = self.turns.of(kv.frequencies)
         query = query * scale  # and not the logits, which are many
-        logits = []
+        # Filled in place: each copy of the logits would take as long as the products.
+        logits = torch.empty(own.shape[1], query.shape[1] // own.shape[1] * len(query), len(self.weights) + len(own))
+        first = 0
         for i, span in enumerate(self.plan.loads):
             turned = rotate_keys(query, cos[i : i + 1], sin[i : i + 1], kv.frequencies.is_neox)
             keys = tokens_of(kv.key_pool, span.pages, span.skipped + span.length)[span.skipped :]
-            logits.append(_products(turned, keys))
+            _products(turned, keys, logits[..., first : first + span.length])
+            first += span.length
+        _products(query, own, logits[..., first:])
+        by_head = logits.view(len(logits), len(query), -1, logits.shape[2])
         seen = torch.arange(len(own)) <= len(earlier) + torch.arange(len(query))[:, None]
-        logits.append(_products(query, own).masked_fill(~seen[:, None], -torch.inf))
-        shares = torch.cat(logits, -1).softmax(-1)
-        paid = shares[..., : len(self.weights)].mean((0, 2))
+        by_head[..., first:].masked_fill_(~seen[:, None], -torch.inf)
+        # One dimension at a time: ten times as fast as torch's mean over both.
+        paid = by_head.softmax(-1).sum(2).sum(0)[:, :first] / query.shape[1]
         self.weights += paid.sum(0)
         self.num_rows += len(query)
         if self.plan.probed_from is not None:
@@ -156,10 +161,8 @@ class Probes:
         return [question.sums() for question in self._measured.pop(probe, ())]
 
 
-def _products(query: Tensor, keys: Tensor) -> Tensor:
-    """Logits ``[KV heads, tokens, heads of each, keys]``, not yet scaled, of ``query`` ``[tokens, heads, D]``."""
-    tokens, _, size = query.shape
-    grouped = query.reshape(tokens, keys.shape[1], -1, size).transpose(0, 1)
-    # One product for each KV head: with a dimension for tokens, matmul would copy the keys for each of them.
-    products = torch.matmul(grouped.flatten(1, 2), keys.float().permute(1, 2, 0))
-    return products.reshape(*grouped.shape[:3], len(keys))
+def _products(query: Tensor, keys: Tensor, logits: Tensor) -> None:
+    """Set ``logits`` ``[KV heads, tokens * heads of each, keys]`` of ``query`` ``[tokens, heads, D]``."""
+    grouped = query.reshape(len(query), keys.shape[1], -1, query.shape[2]).transpose(0, 1)
+    # One product for each KV head: with a dimension for tokens, torch would copy the keys for each of them.
+    torch.bmm(grouped.flatten(1, 2), keys.float().permute(1, 2, 0), out=logits)
