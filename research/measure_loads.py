@@ -45,8 +45,9 @@ def layer(dtype: torch.dtype, isa: str, block_size: int) -> LayerKV:
 
     layout = probe_layout(key_cache, value_cache, blocks, block_size, HEADS, HEAD_SIZE, HEAD_SIZE, write)
     keys, values = layout.key_view(key_cache), layout.value_view(value_cache)
-    pools = [make_pool(operand, -(-TOKENS // PAGE_TOKENS), PAGE_TOKENS).normal_() for operand in (keys, values)]
-    return LayerKV(keys, values, *pools, frequencies(HEAD_SIZE, 1e4, is_neox=True))
+    num_pages = -(-TOKENS // PAGE_TOKENS)
+    key_pool, value_pool = (make_pool(each, num_pages, PAGE_TOKENS).normal_() for each in (keys, values))
+    return LayerKV(keys, values, key_pool, value_pool, frequencies(HEAD_SIZE, 1e4, is_neox=True))
 
 
 def seconds(call: Callable[..., object], *arguments: Tensor) -> float:
