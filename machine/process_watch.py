@@ -40,10 +40,15 @@ def mark_engine() -> None:
         os.environ["VLLM_PLUGINS"] = f"{allowed},{PLUGIN}"
 
 
+def is_engine() -> bool:
+    """Whether this process belongs to Tessera's engine."""
+    return multiprocessing.parent_process() is not None and _ENGINE in os.environ
+
+
 def end_with_parent() -> None:
     """Watches an engine process's parent in a thread; does nothing in other processes."""
     parent = multiprocessing.parent_process()
-    if parent is not None and _ENGINE in os.environ:
+    if parent is not None and is_engine():
         _end_after(parent.join)
 
 

@@ -5,7 +5,7 @@ import os
 from contextlib import suppress
 from typing import Final
 
-from machine.process_watch import end_with_parent
+from machine.process_watch import end_with_parent, is_engine
 
 PREFIX_SPEC: Final = "TierOffloadingSpec"
 _EXTENDS: Final = "_TESSERA_EXTENDS_ATTENTION"
@@ -13,15 +13,28 @@ _PREFIXES: Final = "_TESSERA_PREFIXES_IN_TIERS"
 
 
 def load() -> None:
-    """Ends the process with its parent; extends vLLM's attention and names the prefixes' classes where needed.
+    """Ends the process with its parent, and lets it use AMX; extends vLLM's attention and names the prefixes' classes.
 
     Does nothing in other engines' processes, which have the plugin, too.
     """
     end_with_parent()
+    if is_engine():
+        _ask_for_amx()
     if os.environ.get(_EXTENDS):
         extend_attention()
     if _PREFIXES in os.environ:
         _register_prefix_spec()
+
+
+def _ask_for_amx() -> None:
+    """Asks the operating system for AMX's registers, where the CPU has them.
+
+    vLLM's attention doesn't, and dies of an illegal instruction unless a large enough product has asked before; those
+    of a first prompt of one token are too small.
+    """
+    import torch
+
+    torch.cpu._init_amx()
 
 
 def extend_backend() -> None:

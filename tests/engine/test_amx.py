@@ -188,6 +188,7 @@ def test_emulated_attention_has_the_bits_of_vllms_own(
         )
         return output, kv_cache
 
+    torch.cpu._init_amx()  # asks the kernel for the tiles, as oneDNN does in an engine
     expected, native_cache = attend()
     for name in ("cpu_attn_reshape_and_cache", "cpu_attention_with_kv_cache", "cpu_attn_get_scheduler_metadata"):
         monkeypatch.setattr(ops, name, getattr(ops, name))
