@@ -17,14 +17,15 @@ PLAIN_QUESTIONS, DEMO_QUESTIONS = 100, 250
 
 Command = Literal["eval", "calibrate"]
 TOLERANCE = 2.0
-_MODES = f"{', '.join(MODES)}, window, also with %P and, behind offset, +P%"
+_MODES = f"{', '.join(MODES)}, window, also with %P, ~P% and, behind offset, +P%"
 
 _DESCRIPTION = """\
 Measure how well and how fast questions are answered, with full attention and with chunks reused.
 
 Each question is asked in each mode: full (full attention over the same tokens), offset (chunks reused, one after
 another), shared and parallel (chunks overlap, the question behind the longest or at its own index), %P (keep
-P percent of the chunks' tokens), +P% (compute P percent of them anew). MODEL is served meanwhile, or --server is asked.
+P percent of the chunks' tokens), ~P% (read P percent of them again before the question), +P% (compute P percent of
+them anew). MODEL is served meanwhile, or --server is asked.
 
 Without --questions they are questions in plain English about invented facts, of eight kinds by turns: plain facts, two
 passages at once, comparisons, counts, paraphrases, and questions that no passage answers. Each stands behind 2, 4, 8
@@ -46,7 +47,7 @@ be left out; results are also reported by kind. The files of HotpotQA, 2WikiMult
 question-answering sets are read as they are.
 
 examples:
-  tessera eval qwen2.5-coder-1.5b --limit 400 --chunks 2,4,8,16,32
+  tessera eval qwen2.5-coder-1.5b --limit 400 --modes full,offset,offset~15%
   tessera eval ./model --questions questions.jsonl -- --dtype float32 --chat-template template.jinja
   tessera eval --server http://localhost:8000 --questions musique_ans_v1.0_dev.jsonl --limit 200
 
