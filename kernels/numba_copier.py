@@ -253,6 +253,18 @@ def _find_runs(slots: Array, rows: Array, which: Array, block_size: int, page_to
 
 
 @njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _end_of_block(runs: Array, first: int, column: int) -> int:
+    """The end of the runs to or from one block (or page, by ``column``) that begin with ``first``.
+
+    Done at once, they write memory in order, and read it in order from each of their sources.
+    """
+    end = first + 1
+    while end < len(runs) and runs[end, column] == runs[first, column]:
+        end += 1
+    return end
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def _copy_keys(
     to: Array,
     to_strides: Strides,
@@ -265,10 +277,7 @@ def _copy_keys(
 ) -> None:
     first = 0
     while first < len(runs):
-        # All runs of a block or page at once, as in `_rotate_keys`.
-        end = first + 1
-        while end < len(runs) and runs[end, to_column] == runs[first, to_column]:
-            end += 1
+        end = _end_of_block(runs, first, to_column)
         for head in range(sizes[0]):
             for dim in range(sizes[1]):
                 for run in runs[first:end]:
@@ -323,10 +332,7 @@ def _rotate_keys(
 ) -> None:
     pairs, first = cos.shape[1], 0
     while first < len(runs):
-        # All runs of a block at once: memory is then written in order, and read in order from each of their pages.
-        end = first + 1
-        while end < len(runs) and runs[end, 0] == runs[first, 0]:
-            end += 1
+        end = _end_of_block(runs, first, 0)
         for head in range(sizes[0]):
             for pair in range(pairs):
                 one, other = (pair, pair + pairs) if is_neox else (2 * pair, 2 * pair + 1)

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 import httpx
 
 CONNECTIONS: Final = httpx.Limits(keepalive_expiry=2)
-"""As many as are used. Unused ones are closed before uvicorn does so, after 5 s: a request on its way would be lost."""
+"""Any number of connections. Close an unused one after 2 s: uvicorn closes it after 5 s, and a request sent at that
+moment is lost."""
 
 
 def is_loopback(url: str) -> bool:

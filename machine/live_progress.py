@@ -3,7 +3,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
@@ -46,24 +46,25 @@ async def shown(monitor: Monitor) -> AsyncIterator[None]:
         with Live(Bar(monitor), console=Console(stderr=True), refresh_per_second=2):
             yield
         return
-    told: list[str] = []
-    lines = asyncio.create_task(_say_lines(monitor, told))
+    told = ""
+
+    def tell_news() -> None:
+        nonlocal told
+        if (line := monitor.line()) != told:
+            told = line
+            say(line)
+
+    lines = asyncio.create_task(_repeat(tell_news))
     try:
         yield
     finally:
         lines.cancel()
         with suppress(asyncio.CancelledError):
             await lines
-        _say_if_new(monitor, told)
+        tell_news()
 
 
-async def _say_lines(monitor: Monitor, told: list[str]) -> None:
+async def _repeat(tell: Callable[[], None]) -> None:
     while True:
-        _say_if_new(monitor, told)
+        tell()
         await asyncio.sleep(_INTERVAL_S)
-
-
-def _say_if_new(monitor: Monitor, told: list[str]) -> None:
-    if told[-1:] != [line := monitor.line()]:
-        told.append(line)
-        say(line)

@@ -29,8 +29,8 @@ def load() -> None:
 def _ask_for_amx() -> None:
     """Asks the operating system for AMX's registers, where the CPU has them.
 
-    vLLM's attention doesn't, and dies of an illegal instruction unless a large enough product has asked before; those
-    of a first prompt of one token are too small.
+    vLLM's attention uses them without asking. It dies of an illegal instruction unless oneDNN has asked before, which
+    it does for large matrix products only: not for a first prompt of one token.
     """
     import torch
 
