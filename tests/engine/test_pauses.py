@@ -20,7 +20,7 @@ import pytest
 
 from app.documents.checked_fields import MOST_ITEMS
 from app.http.json_size import MOST_BYTES as MOST_JSON
-from app.http.json_size import MOST_CONTAINERS, MOST_DIGITS, MOST_ESCAPES, MOST_FRACTIONS, MOST_NAMES, MOST_VALUES
+from app.http.json_size import MOST_CONTAINERS, MOST_DIGITS, MOST_NAMES, MOST_VALUES
 from tests.engine.server import TesseraServer
 from tests.support.waiting import until
 
@@ -91,10 +91,10 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "as many arrays as may be": lambda: json.dumps(every_field([[]] * (MOST_CONTAINERS // 8))).encode(),
     "as many values as may be": lambda: json.dumps(every_field([1] * (MOST_VALUES // 8))).encode(),
     "tokens": lambda: json.dumps(chat(prompt=[7] * (MOST_VALUES - 100))).encode(),
-    "fractions": lambda: json.dumps(chat(prompt=[1.2345678901234567e-300] * MOST_FRACTIONS)).encode(),
+    "fractions": lambda: json.dumps(chat(prompt=[1.2345678901234567e-300] * (MOST_VALUES - 100))).encode(),
     "long integers": lambda: json.dumps(chat(prompt=[int("9" * MOST_DIGITS)] * (MOST_VALUES - 100))).encode(),
     "longer integers": lambda: b'{"prompt": [' + b",".join([b"9" * 4000] * 2000) + b"]}",
-    "pieces": lambda: json.dumps(every_field("a\n" * (MOST_ESCAPES // 7))).encode(),
+    "pieces": lambda: json.dumps(every_field("a\n" * (SIZE // 3 // 7))).encode(),
     "more pieces": lambda: json.dumps(chat(question="ab\n" * (SIZE // 4 - 100))).encode(),
     "strings": lambda: json.dumps(chat(stop=["a"] * (MOST_VALUES - 100))).encode(),
     "names": lambda: json.dumps(chat(**{f"n{number}": 1 for number in range(MOST_NAMES - 100)})).encode(),

@@ -10,6 +10,7 @@ import pytest
 from fastapi import Body, FastAPI, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.http import messages
 from app.http.messages import QUICK_BYTES, hand_over, parsed_object, read_body, remember, replay
 
 LONG = {"text": "x" * QUICK_BYTES}
@@ -36,20 +37,30 @@ class Reads:
         await self._app(scope, replay([body], receive), send)
 
 
+class Silent:
+    """Middleware that passes everything on."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
 @pytest.fixture
 def parsed(monkeypatch) -> list[threading.Thread]:
     """The threads that have parsed a body, one for each time."""
-    threads, loads = [], json.loads
+    threads, parse = [], messages.from_json
 
     def noted(body):
         threads.append(threading.current_thread())
-        return loads(body)
+        return parse(body)
 
-    monkeypatch.setattr(json, "loads", noted)
+    monkeypatch.setattr(messages, "from_json", noted)
     return threads
 
 
-async def answer(body: bytes, middleware: type = Reads) -> httpx.Response:
+async def answer(body: bytes, middleware: type = Reads, content_type: str = "application/json") -> httpx.Response:
     app = FastAPI()
 
     @app.post("/")
@@ -64,7 +75,7 @@ async def answer(body: bytes, middleware: type = Reads) -> httpx.Response:
     app.add_middleware(middleware)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://a") as client:
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": content_type}
         whole, read = [await client.post(path, content=body, headers=headers) for path in ("/", "/raw")]
     assert whole.status_code != 200 or whole.content == read.content
     return whole
@@ -74,9 +85,8 @@ async def answer(body: bytes, middleware: type = Reads) -> httpx.Response:
 async def test_an_endpoint_gets_what_middleware_has_parsed(parsed, value):
     body = json.dumps(value).encode()
     assert (await answer(body)).json() == value
-    *threads, _ = parsed  # the last is the client's
-    assert len(threads) == 2  # one for each endpoint
-    assert (threading.current_thread() in threads) == (len(body) <= QUICK_BYTES)
+    assert len(parsed) == 2  # one for each endpoint
+    assert (threading.current_thread() in parsed) == (len(body) <= QUICK_BYTES)
 
 
 @pytest.mark.parametrize("remembers", [True, False])
@@ -92,12 +102,22 @@ async def test_what_is_no_json_is_parsed_once_too(parsed, body):
     assert len(parsed) == 2
 
 
+@pytest.mark.parametrize(
+    "body",
+    ['{"a": 1}'.encode("utf-16"), b'{"a": "\\ud800"}', b'{"a": "\xed\xa0\x80"}'],
+    ids=["UTF-16", "half", "bytes"],
+)
+async def test_json_is_unicode_in_utf_8(body):
+    assert (await answer(body)).status_code == 422
+
+
+async def test_a_byte_order_mark_is_left_out():
+    assert (await answer(b'\xef\xbb\xbf{"a": "\xc3\xa9"}')).json() == {"a": "é"}
+
+
+async def test_a_form_is_refused_where_json_is_wanted():
+    assert (await answer(b"--a--\r\n", Silent, "multipart/form-data; boundary=a")).status_code == 415
+
+
 async def test_without_middleware_an_endpoint_parses():
-    class Silent:
-        def __init__(self, app):
-            self._app = app
-
-        async def __call__(self, scope, receive, send):
-            await self._app(scope, receive, send)
-
     assert (await answer(b'{"a": 1}', Silent)).json() == {"a": 1}

@@ -12,8 +12,6 @@ from app.http import json_size
 from app.http.json_size import (
     MOST_CONTAINERS,
     MOST_DIGITS,
-    MOST_ESCAPES,
-    MOST_FRACTIONS,
     MOST_VALUES,
     is_too_complex,
 )
@@ -28,7 +26,7 @@ from tests.support.loops import longest_pause
         list(range(MOST_VALUES - 1)),
         ['[{,"\\' * MOST_VALUES],
         {'a"b,[': "\\" * 1001 + '"' + "," * MOST_VALUES},
-        [0.12345678901234567] * MOST_FRACTIONS + [1e300, True, False, None],
+        [0.12345678901234567, 1e300, True, False, None] * (MOST_VALUES // 5),
         ["9" * 5000, 2**64, int("9" * MOST_DIGITS)],
     ],
     ids=["containers", "numbers", "text", "escapes", "fractions", "digits"],
@@ -45,18 +43,10 @@ def test_what_is_parsed(value):
         b"[" + b"1," * MOST_VALUES,
         b'["\\\\"' + b",[]" * MOST_CONTAINERS,
         b'{"a": "\\"", "b": [' + b"[]," * MOST_CONTAINERS,
-        json.dumps([[]] * MOST_CONTAINERS).encode("utf-16"),
-        json.dumps([1.5e-300] * (MOST_FRACTIONS + 1)).encode(),
-        json.dumps([True] * (2 * MOST_FRACTIONS + 1)).encode(),
         b"[" * 9 + b"9" * (MOST_DIGITS + 1),
-        json.dumps(["\n" * (MOST_ESCAPES + 1)]).encode(),
         b'"' * (1 << 20),
-        ("[" + json.dumps("∢" * 9, ensure_ascii=False) + ",[]" * MOST_CONTAINERS).encode("utf-16-le"),
     ],
-    ids=[
-        *("brackets", "objects", "numbers", "behind a backslash", "behind a quote", "utf-16", "fractions", "booleans"),
-        *("a long number", "escapes", "quotes", "utf-16 with quotes"),
-    ],
+    ids=["brackets", "objects", "numbers", "behind a backslash", "behind a quote", "a long number", "quotes"],
 )
 def test_what_is_not(body):
     assert is_too_complex(body)
@@ -90,6 +80,5 @@ def test_anything_can_be_counted(body):
 async def test_others_run_meanwhile(body):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(json_size, "MOST_VALUES", 1 << 40)
-        patched.setattr(json_size, "MOST_ESCAPES", 1 << 40)
         pause, _ = await longest_pause(asyncio.to_thread(is_too_complex, body))
     assert pause < 0.2
