@@ -21,7 +21,7 @@ ADVICE: Final = {
     "not tried with several connectors": "leave it out",
     "chunks can be reused in fp8_e4m3": "--kv-cache-dtype fp8, or leave it out",
     "chunks can't be reused in fp8": "leave out --kv-cache-dtype",
-    "positions turn keys, which rounds": "--chunk-position-strategy parallel; tessera calibrate measures each strategy",
+    "positions turn keys, which rounds": "--chunk-mode parallel; tessera calibrate measures each strategy",
     "has a quantized KV cache (": "--kv-cache-dtype fp8 or bfloat16",
     "of compute capability 8.9 and later": "leave out --kv-cache-dtype",
     "has expandable_segments:True": "unset PYTORCH_CUDA_ALLOC_CONF, or add --enable-sleep-mode",

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 from app.collections.retrieval import Retrieval
 from app.documents.extraction import Extraction
-from app.documents.patterns import Pattern, patterns_with
+from app.documents.patterns import Pattern, finds_by, patterns_of
 from app.profile import Profile
 from app.prompt.marks import Marks
 from app.settings import Settings
+from cache.report import FindsDocuments
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import CacheOptions
 from replicas.redis_registry import RedisRegistry
@@ -30,9 +31,11 @@ class ServerContext:
     registry: RedisRegistry | None = None
     defaults: CacheOptions = field(init=False)
     """The cache options of a request that names none."""
+    finds: FindsDocuments = field(init=False)
+    """Whether documents are looked for in a prompt that doesn't say."""
     patterns: tuple[Pattern, ...] = field(init=False)
     """The forms of documents in prompts."""
 
     def __post_init__(self) -> None:
         self.defaults = self.settings.cache_defaults()
-        self.patterns = patterns_with(self.settings.document_patterns)
+        self.finds, self.patterns = finds_by(self.settings.documents), patterns_of(self.settings.documents)

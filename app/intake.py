@@ -200,7 +200,7 @@ class DocumentsMiddleware:
         parsed, retrieved = dict(parsed), None
         if parsed.get("retrieve") is not None:
             retrieved = await self._context.retrieval.fill_body(path, parsed)
-        find = await finder_for(self._context, parsed, settings.documents)
+        find = await finder_for(self._context, parsed, self._context.finds)
         extract = partial(EXTRACTORS[path], parsed, settings.chunk_separator, find)
         # What is found, and what is learnt first, takes time that the length of the body doesn't tell.
         request = await (in_thread(extract) if find is not None else in_thread_if_long(len(body), extract))

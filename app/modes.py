@@ -3,9 +3,14 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from dataclasses import replace
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator
 
 from cache.positions.layout import PositionStrategy
+from cache.sparse import Sparse
+from engine_ext.client.request import CacheOptions
 
 MODES: Final = ("full", "shared", "parallel", "offset")
 """Modes of an evaluation by default."""
@@ -25,6 +30,16 @@ def is_mode(name: str) -> bool:
         return False
     way, kept, anew, _ = match.groups()
     return (way != "full" or not (kept or anew)) and (way == "offset" or anew != "+")
+
+
+def _known(name: str) -> str:
+    if not is_mode(name):
+        raise ValueError(f"there is no mode {name!r}: full, {', '.join(PositionStrategy)}, also with %P, ~P% or +P%")
+    return name
+
+
+Mode = Annotated[str, AfterValidator(_known)]
+"""The name of a mode, where pydantic checks it."""
 
 
 def special(stats: Mapping[str, Any]) -> tuple[str, ...]:
@@ -60,6 +75,18 @@ def needs_attention(mode: str) -> bool:
 def strategy_of(mode: str) -> PositionStrategy:
     """The position strategy of a mode that reuses chunks."""
     return PositionStrategy(_parts(mode)[0])
+
+
+def in_mode(options: CacheOptions, mode: str) -> CacheOptions:
+    """The options of a request in a mode that reuses chunks."""
+    share = budget_share_of(mode)
+    return replace(
+        options,
+        position_strategy=strategy_of(mode),
+        recompute=recompute_of(mode),
+        reread=reread_of(mode),
+        sparse=Sparse(budget_share=share) if share < 1 else options.sparse,
+    )
 
 
 def cache_field(mode: str) -> dict[str, Any]:

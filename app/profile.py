@@ -6,13 +6,12 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Final, Literal, Self
+from typing import Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from app.modes import budget_share_of, is_mode, needs_attention, recompute_of, reread_of, strategy_of
+from app.modes import Mode, in_mode, needs_attention, strategy_of
 from cache.positions.strategy import TRAINED_FOR, DefaultStrategy, strategy_for
-from cache.sparse import Sparse
 from engine_ext.client.request import CacheOptions, Decision
 from engine_ext.start.weights import PROFILE_NAME, UnknownWeightsError, files_digest, model_folder
 
@@ -24,15 +23,6 @@ _SHARED_IN_PLACE: Final = ("parallel", "shared")
 
 class ProfileError(ValueError):
     """A profile can't be used; the message says why."""
-
-
-def _known(name: str) -> str:
-    if not is_mode(name):
-        raise ValueError(f"there is no mode {name!r}")
-    return name
-
-
-Mode = Annotated[str, AfterValidator(_known)]
 
 
 class _Part(BaseModel):
@@ -204,11 +194,4 @@ class Profile(_Part):
         decision = self.decide(num_chunks, adapter)
         if decision.mode == "full":
             return replace(options, mode="full", decision=decision)
-        return replace(
-            options,
-            position_strategy=strategy_of(decision.mode),
-            recompute=recompute_of(decision.mode),
-            reread=reread_of(decision.mode),
-            sparse=Sparse(budget_share=share) if (share := budget_share_of(decision.mode)) < 1 else options.sparse,
-            decision=decision,
-        )
+        return in_mode(replace(options, decision=decision), decision.mode)

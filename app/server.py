@@ -29,7 +29,7 @@ from app.cluster.registration import registered
 from app.collections.retrieval import make_retrieval
 from app.collections.retrievers import make_retriever
 from app.context import ServerContext
-from app.documents.extraction import Extraction, check_ocr
+from app.documents.extraction import Extraction
 from app.errors import answer_errors
 from app.http.cut_off import CutOffMiddleware
 from app.http.messages import PlainPathsMiddleware, hand_over
@@ -37,6 +37,7 @@ from app.http.openapi import correct_openapi
 from app.http.refusals import RefusalMiddleware
 from app.intake import CheckedFieldsMiddleware, DocumentsMiddleware
 from app.logs import configure_logging
+from app.modes import strategy_of
 from app.profile import Profile, ProfileError
 from app.prometheus import exported
 from app.prompt.marks import Marks
@@ -107,10 +108,10 @@ def _context(engine: ChunkEngine, settings: Settings, profile: Profile | None, m
     """State that the server's endpoints and middleware share."""
     return ServerContext(
         engine,
-        settings.model_copy(update={"chunk_position_strategy": engine.strategy.strategy}),
+        settings.model_copy(update={"chunk_mode": settings.chunk_mode or engine.strategy.strategy.value}),
         make_retrieval(settings),
         marks,
-        Extraction(engine.renderer.tokenizer_json, ocr=settings.ocr),
+        Extraction(engine.renderer.tokenizer_json),
         profile and profile.placed(engine.cache.placement, measures_attention=engine.cache.no_attention is None),
         _registry(settings),
     )
@@ -184,12 +185,10 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
     """Prepares arguments and logging before the engine starts.
 
     Raises :class:`UnsupportedFlagError`, :class:`TierConfigError`, :class:`ExposedError`, :class:`TenantsFileError`,
-    :class:`OcrMissingError`, :class:`ProfileError`, :class:`UnknownRetrieverError`.
+    :class:`ProfileError`, :class:`UnknownRetrieverError`.
     """
     configure_logging(settings)
     make_retriever(settings)  # fails early
-    if settings.ocr:
-        check_ocr()
     if args.served_model_name is None and (folder := Path(args.model)).is_dir():
         args.served_model_name = [folder.resolve().name]
     args.host = checked_host(args.host, _tenants(args, settings), allow_anonymous=settings.allow_anonymous)
@@ -235,10 +234,8 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
         pool_bytes=None if pool is None else int(pool),  # workers tell it, and vLLM's messages have no ByteSize
         placement=settings.chunk_cache_placement,
         strategy=_strategy(settings, profile),
-        window=settings.chunk_window,
         eviction=settings.chunk_cache_eviction,
         tiers=tuple(parse_tiers(settings.chunk_cache_tiers or "")),
-        tier_timeout_s=settings.chunk_cache_tier_timeout,
         tier_key=_tier_key(settings),
         probe_layers=settings.probe_layers(),
         needs_attention=settings.needs_attention or (profile is not None and profile.needs_attention),
@@ -294,8 +291,8 @@ def _profile(model: str, settings: Settings) -> Profile | None:
 
 def _strategy(settings: Settings, profile: Profile | None) -> DefaultStrategy | None:
     """The position strategy of flags or profile; ``None`` leaves it to the model."""
-    if settings.chunk_position_strategy is not None:
-        return DefaultStrategy(settings.chunk_position_strategy, "--chunk-position-strategy")
+    if settings.chunk_mode is not None:
+        return DefaultStrategy(strategy_of(settings.chunk_mode), f"--chunk-mode {settings.chunk_mode}")
     return None if profile is None else profile.placed(settings.chunk_cache_placement).strategy
 
 

@@ -13,12 +13,12 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.access.settings import AccessSettings
+from app.modes import Mode, in_mode, needs_attention
 from cache.config import ChunkCacheUse
 from cache.eviction.policies import EvictionPolicyName
-from cache.positions.layout import PlacementName, PositionStrategy
+from cache.positions.layout import PlacementName
 from cache.positions.strategy import UNKNOWN
-from cache.report import FindsDocuments, ScopeName
-from cache.sparse import Sparse
+from cache.report import ScopeName
 from cache.tiers.config import parse_tiers
 from engine_ext.client.request import CacheOptions
 from replicas.registry import Role, origin_of
@@ -46,28 +46,28 @@ class ChunkSettings(BaseSettings):
     )
     profile: Path | None = Field(None, description="file of tessera calibrate; decides what requests leave open")
     chunk_adapter: Path | None = Field(None, description="folder of tessera adapt; runs only where chunks are computed")
-    chunk_position_strategy: PositionStrategy | None = Field(
-        None, description=f"{', '.join(PositionStrategy)} (default: the profile's or the model's)"
+    chunk_mode: Mode | None = Field(
+        None, description="how chunks are reused: offset~15% … as in eval (default: profile's or model's)"
     )
     chunk_scope: ScopeName = Field("system", description="isolated: reuse chunks behind any system prompt")
     chunk_separator: str | None = Field(
         None, min_length=1, description="text that splits prompts on vLLM's endpoints, e.g. ' # # '"
     )
-    documents: FindsDocuments = Field("off", description="auto: find documents in any prompt")
-    document_patterns: Path | None = Field(None, description="file of further forms for --documents auto")
+    documents: str = Field("off", description="auto: find documents in any prompt; or a file of further forms")
     chunk_max_tokens: int = Field(4096, ge=1, description="longer documents are split into chunks of this size")
     collections: Path | None = Field(None, description="folder of the collections of files")
-    retriever: str = Field("bm25", min_length=1, description="bm25, hybrid, or another package's")
-    embeddings_url: SecretStr | None = Field(
-        None, description="of hybrid: http://host:8001/v1?model=NAME, or file:///folder"
+    retriever: SecretStr = Field(
+        SecretStr("bm25"),
+        min_length=1,
+        description="bm25 (default), embeddings' URL, http://host/v1?model=NAME, or a package's",
     )
-    ocr: bool = Field(False, description="read scans in PDF files, by the extra ocr")
 
-    @model_validator(mode="after")
-    def _embeddings_are_used(self) -> "ChunkSettings":
-        if self.retriever == "bm25" and self.embeddings_url is not None:
-            raise ValueError("--embeddings-url is for --retriever hybrid")
-        return self
+    @field_validator("chunk_mode")
+    @classmethod
+    def _reuses_chunks(cls, mode: str | None) -> str | None:
+        if mode == "full":
+            raise ValueError("full attention reuses no chunks, as --chunk-cache off does")
+        return mode
 
 
 class ClusterSettings(BaseSettings):
@@ -76,7 +76,6 @@ class ClusterSettings(BaseSettings):
     chunk_cache_tiers: str | None = Field(
         None, description="storage, fastest first: host://?size=4GiB,file:///kv?size=100GiB"
     )
-    chunk_cache_tier_timeout: float = Field(1.0, gt=0, le=60, description="seconds to wait for a tier before computing")
     tier_key: Path | None = Field(None, description="file with a secret; only files signed with it are read from tiers")
     registry: str | None = Field(None, description="the cluster's Redis or Valkey, e.g. redis://host:6379/0")
     peer_secret: SecretStr | None = Field(
@@ -120,29 +119,10 @@ class TuningSettings(BaseSettings):
         "copy", description="in-place: share vLLM's blocks; attend: read chunks in the pool"
     )
     chunk_cache_eviction: EvictionPolicyName = Field("s3fifo", description=" or ".join(get_args(EvictionPolicyName)))
-    chunk_window: int | None = Field(
-        None, ge=1, description="of positions window, in tokens (default: half of the trained ones)"
-    )
-    chunk_recompute: float = Field(
-        0.0, ge=0, le=1, description="share of chunks' tokens computed anew where the question attends"
-    )
-    chunk_reread: float = Field(
-        0.0, ge=0, le=1, description="share of chunks' tokens that is repeated before the question"
-    )
-    chunk_sparse_budget: int | None = Field(None, ge=1, description="tokens of chunks that an answer may use")
     chunk_probe_layers: str | None = Field(
         None, pattern=r"^\d+(,\d+)*$", description="layers that measure attention to chunks (default: the middle third)"
     )
     decode_sparse_budget: int | None = Field(None, ge=1, description="tokens that a generated token attends to")
-
-
-_OF_A_PROFILE: Final = {
-    "chunk_adapter",
-    "chunk_position_strategy",
-    "chunk_recompute",
-    "chunk_reread",
-    "chunk_sparse_budget",
-}
 
 
 class Settings(TuningSettings, LogSettings, ClusterSettings, AccessSettings, ChunkSettings):
@@ -161,23 +141,16 @@ class Settings(TuningSettings, LogSettings, ClusterSettings, AccessSettings, Chu
     @property
     def needs_attention(self) -> bool:
         """Whether requests choose chunks or windows by the attention to them, unless they say otherwise."""
-        return bool(self.chunk_recompute or self.chunk_reread or self.chunk_sparse_budget)
+        return self.chunk_mode is not None and needs_attention(self.chunk_mode)
 
     @property
     def leaves_the_choice(self) -> bool:
         """Whether a profile may decide how chunks are reused: no flag does."""
-        return not _OF_A_PROFILE & self.model_fields_set
+        return not {"chunk_adapter", "chunk_mode"} & self.model_fields_set
 
     def cache_defaults(self) -> CacheOptions:
         """The default cache options of requests."""
-        strategy = self.chunk_position_strategy or UNKNOWN.strategy
-        return CacheOptions(
-            position_strategy=strategy,
-            scope=self.chunk_scope,
-            recompute=self.chunk_recompute,
-            reread=self.chunk_reread,
-            sparse=Sparse(self.chunk_sparse_budget) if self.chunk_sparse_budget else None,
-        )
+        return in_mode(CacheOptions(scope=self.chunk_scope), self.chunk_mode or UNKNOWN.strategy.value)
 
 
 SECTIONS: Final = (ChunkSettings, AccessSettings, ClusterSettings, LogSettings, TuningSettings)
@@ -230,7 +203,7 @@ def flag_lines() -> Iterator[str]:
 
 def _help(field: FieldInfo) -> str:
     default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
-    tells = default is not None and not isinstance(default, bool)
+    tells = default is not None and not isinstance(default, bool | SecretStr)
     return f"{field.description} (default: {default})" if tells else str(field.description)
 
 

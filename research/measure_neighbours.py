@@ -56,7 +56,7 @@ _CONTEXT_CHARACTERS: Final = 4096
 _ANSWER_TOKENS: Final = 40
 _THREADS: Final = 8
 # The strategy also keeps a profile beside the model from deciding how chunks are reused.
-_FLAGS: Final = ("--dtype", DEFAULT_DTYPE, "--max-model-len", "4096", "--chunk-position-strategy", "offset")
+_FLAGS: Final = ("--dtype", DEFAULT_DTYPE, "--max-model-len", "4096", "--chunk-mode", "offset")
 _PROSE: Final = re.compile(r'^planet "?([^"\n]+)"?$|^\t(?:description|spaceport) `\s*(.*?)\s*`\s*$', re.MULTILINE)
 _TOKEN: Final = re.compile(r"\w+|[^\w\s]")
 

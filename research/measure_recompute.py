@@ -31,7 +31,7 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
     "15 % again": {"reread": 0.15},
     "25 % again": {"reread": 0.25},
 }
-FLAGS: Final = ("--dtype", DEFAULT_DTYPE, "--max-model-len", "8192", "--chunk-position-strategy", "offset")
+FLAGS: Final = ("--dtype", DEFAULT_DTYPE, "--max-model-len", "8192", "--chunk-mode", "offset")
 
 
 def main() -> None:

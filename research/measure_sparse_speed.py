@@ -32,9 +32,9 @@ ROUNDS, CHUNKS, CHUNK_TOKENS, TOKENS, AT_ONCE, SHARE = 4, 64, 500, 32, 16, 0.25
 CLIENTS = 4
 """Clients at once for the time per output token: as many as the KV memory has room for without a budget."""
 FLAGS = (
-    *("--dtype", "float32", "--max-model-len", "40960", "--chunk-position-strategy", "window"),
+    *("--dtype", "float32", "--max-model-len", "40960", "--chunk-mode", "window"),
     *("--kv-cache-memory-bytes", "3G"),
-    *("--chunk-cache-memory", "2GiB", "--chunk-sparse-budget", "1000000", "--chunk-cache-tiers", "host://?size=2GiB"),
+    *("--chunk-cache-memory", "2GiB", "--chunk-cache-tiers", "host://?size=2GiB"),
 )
 WAYS: dict[str, dict[str, Any]] = {"all": {}, "budget": {"sparse": {"budget_share": SHARE}}}
 

@@ -236,7 +236,7 @@ def main() -> None:
                         url = start("--chunk-cache-tiers", tiers["directory"])
                         tell("time per output token", asyncio.run(beside_loads(url)))
                     else:
-                        url = start("--chunk-cache-tiers", tiers[measured], "--chunk-cache-tier-timeout", "9")
+                        url = start("--chunk-cache-tiers", f"{tiers[measured]}&timeout=9")
                         tell(measured, asyncio.run(from_tier(url, is_planned=measured != "host")))
     return None
 

@@ -31,12 +31,10 @@ FITTING_TOKENS: Final = 430
 """Of chunks in 512 positions, beside the system prompt, the question and the answer."""
 CHUNK_TOKENS: Final = 480
 POSITIONS: Final = ("--max-model-len", "512")
-WINDOW: Final = ("--max-model-len", "4096", "--chunk-position-strategy", "window")
-SMALLEST: Final = (*WINDOW, "--chunk-window", "1")  # as long as the longest chunk
+WINDOW: Final = ("--max-model-len", "4096", "--chunk-mode", "window")
 ROWS: Final = (
     ("fitting", "full,offset", POSITIONS),
     ("all", "window,shared", WINDOW),
-    ("all", "window", SMALLEST),
     ("long-chunks", "window", WINDOW),
 )
 """Question file, modes and the server's flags."""

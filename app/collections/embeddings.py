@@ -58,7 +58,7 @@ class Endpoint:
         options = dict(parse_qsl(parts.query))
         model, self.reranker = options.pop("model", None), options.pop("reranker", None)
         if parts.scheme not in ("http", "https") or not parts.hostname or options:
-            raise EmbeddingError("--embeddings-url is http://HOST/v1?model=NAME&reranker=NAME, or file:///FOLDER")
+            raise EmbeddingError("--retriever takes http://HOST/v1?model=NAME&reranker=NAME, or file:///FOLDER")
         place = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="")
         self._url = place.geturl().rstrip("/")
         self.name = model or self._url

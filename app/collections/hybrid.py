@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The retriever ``hybrid``: words and embeddings, joined by their ranks."""
+"""The retriever of ``--retriever URL``: words and embeddings, joined by their ranks."""
 
 import asyncio
 import logging
@@ -16,7 +16,6 @@ from app.collections.embeddings import Embedder, EmbeddingError, Endpoint, Local
 from app.collections.passages import Passage
 from app.collections.retrievers import Bm25, Ranked, Ranking
 from app.collections.store import Corpus, Vectors, digest_of
-from app.settings import Settings
 from engine_ext.client.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -53,11 +52,8 @@ class Hybrid:
         self._behind: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     @classmethod
-    def of_settings(cls, settings: Settings) -> Self:
-        """By ``--embeddings-url``; raises :class:`EmbeddingError`."""
-        if settings.embeddings_url is None:
-            raise EmbeddingError("hybrid needs --embeddings-url")
-        url = settings.embeddings_url.get_secret_value()
+    def of_url(cls, url: str) -> Self:
+        """By ``--retriever URL``; raises :class:`EmbeddingError`."""
         if url.startswith("file:"):
             return cls(LocalModel(Path(unquote(urlsplit(url).path))))
         endpoint = Endpoint(url)

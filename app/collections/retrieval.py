@@ -14,7 +14,7 @@ from app.collections.passages import Passage
 from app.collections.retrievers import Ranking, Retriever, RetrieverFailedError, make_retriever
 from app.collections.store import About, Collections
 from app.documents.cache_options import parse_cache_field
-from app.documents.document import BadRequestError, is_unicode
+from app.documents.document import BadRequestError
 from app.documents.openai_documents import system_texts
 from app.documents.rag_request import RagChatRequest, RagChunk
 from app.documents.retrieve_field import RetrieveField
@@ -180,8 +180,6 @@ def _part_text(part: Any, path: str) -> str:
             return ""
         part, path = part.get("text"), f"{path}.text"
     text: str = _checked(part, str, path)
-    if not is_unicode(text):
-        raise BadRequestError(f"{path} is not Unicode text (it has half of a surrogate pair)", path)
     return text
 
 

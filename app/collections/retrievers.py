@@ -4,7 +4,7 @@
 import importlib.metadata
 import threading
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import bm25s
@@ -44,7 +44,7 @@ class Ranking(list[Ranked]):
 
 
 class Retriever(Protocol):
-    """Ranks passages. Made once for a server: by the class method ``of_settings`` where it has one.
+    """Ranks passages. Made once for a server, without arguments.
 
     ``prepare(vectors, passages)``, where it has one, is called with each file that is stored, and returns what to tell.
     """
@@ -95,13 +95,22 @@ def _without_stop_words(words: list[str]) -> list[str]:
 
 def make_retriever(settings: Settings) -> Retriever:
     """The server's retriever; raises :class:`UnknownRetrieverError`."""
-    name = settings.retriever
+    name = settings.retriever.get_secret_value()
+    if "://" in name:
+        from app.collections.embeddings import EmbeddingError
+        from app.collections.hybrid import Hybrid  # which has BM25 from here
+
+        try:
+            return Hybrid.of_url(name)
+        except EmbeddingError as error:
+            raise UnknownRetrieverError(str(error)) from error
     found = {each.name: each for each in importlib.metadata.entry_points(group=ENTRY_POINTS)}
     if name not in found:
-        raise UnknownRetrieverError(f"there is no retriever {name!r}; there are {', '.join(sorted(found))}")
+        raise UnknownRetrieverError(
+            f"there is no retriever {name!r}; there are {', '.join(sorted(found))}, and URLs of embeddings"
+        )
     try:
-        made: Any = found[name].load()
-        retriever: Retriever = made.of_settings(settings) if hasattr(made, "of_settings") else made()
+        retriever: Retriever = found[name].load()()
     except Exception as error:  # another package's code
         raise UnknownRetrieverError(f"retriever {name!r} can't be made: {type(error).__name__}: {error}") from error
     return retriever

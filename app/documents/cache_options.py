@@ -28,10 +28,15 @@ class SparseField(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     budget_tokens: int | None = Field(
-        None, ge=1, strict=True, description="tokens of the chunks that are kept, at most; default: the server's budget"
+        None, ge=1, strict=True, description="tokens of the chunks that are kept, at most; default: the share alone"
     )
-    budget_share: float = Field(
-        1.0, gt=0, le=1, strict=True, description="share of the chunks' tokens that is kept, at most"
+    budget_share: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        strict=True,
+        description="share of the chunks' tokens that is kept, at most; default: the "
+        "server's, else all; with budget_tokens, all",
     )
     mass: float = Field(
         1.0, gt=0, le=1, strict=True, description="keep no more chunks than get this share of the question's attention"
@@ -42,9 +47,11 @@ class SparseField(BaseModel):
     )
 
     def completed(self, default: Sparse | None) -> Sparse:
-        """The budget, with the server's tokens if the request names none."""
-        tokens = default.budget_tokens if self.budget_tokens is None and default is not None else self.budget_tokens
-        return Sparse(tokens, self.budget_share, self.mass, closes_gaps=self.gaps == "close")
+        """The budget, with the server's share if the request names none."""
+        share = self.budget_share
+        if share is None:
+            share = default.budget_share if self.budget_tokens is None and default is not None else 1.0
+        return Sparse(self.budget_tokens, share, self.mass, closes_gaps=self.gaps == "close")
 
 
 class CacheField(BaseModel):
@@ -101,7 +108,7 @@ class CacheField(BaseModel):
     sparse: SparseField | None = Field(
         None,
         description="keep the chunks that the question attends to most, and leave out the others (docs/sparse.md). "
-        "The budget of a server with --chunk-sparse-budget is the default",
+        "The share of a server with --chunk-mode offset%25 is the default",
     )
 
     @property

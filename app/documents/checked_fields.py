@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from app.documents.document import BadRequestError, is_unicode
+from app.documents.document import BadRequestError
 from app.http.messages import object_in
 
 _INTEGERS: Final = range(-(1 << 63), 1 << 63)
@@ -42,8 +42,8 @@ def check_fields(body: Mapping[str, Any], *, keeps_responses_apart: bool = True)
     for name, value in body.items():
         if wrong := _wrong_size(name, value):
             raise BadRequestError(wrong, name)
-        if wrong := _wrong_value(name) or next(filter(None, map(_wrong_value, _values(value))), None):
-            raise BadRequestError(wrong, name if is_unicode(name) else "body")
+        if wrong := next(filter(None, map(_wrong_value, _values(value))), None):
+            raise BadRequestError(wrong, name)
     for name, check in _CHECKS.items():
         if body.get(name) is not None and (wrong := check(body[name])):
             raise BadRequestError(wrong, name)
@@ -60,12 +60,8 @@ def check_request_id(value: Any) -> str | None:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """All scalars and names in a value, however deep."""
-    for each in _parts(value):
-        if isinstance(each, dict):
-            yield from each
-        elif not isinstance(each, list):
-            yield each
+    """All scalars in a value, however deep."""
+    return (each for each in _parts(value) if not isinstance(each, dict | list))
 
 
 def _wrong_size(name: str, value: Any) -> str | None:
@@ -97,8 +93,6 @@ def _are_integers(value: Any) -> bool:
 
 
 def _wrong_value(value: Any) -> str | None:
-    if isinstance(value, str):
-        return None if is_unicode(value) else "text that is not Unicode (it has half of a surrogate pair)"
     if isinstance(value, float):
         return None if math.isfinite(value) else "a number that is infinite, or none"
     return "an integer of more than 64 bits" if isinstance(value, int) and value not in _INTEGERS else None

@@ -65,7 +65,7 @@ def checked_document(text: Any, id: Any, title: Any, path: str, context: Any = N
 
 
 def check_field(name: str, value: Any, path: str) -> None:
-    """Checks a document's field: Unicode text, and not empty if it is ``text``.
+    """Checks a document's field: text, and not empty if it is ``text``.
 
     Raises :class:`BadRequestError` naming ``path``.
     """
@@ -73,17 +73,6 @@ def check_field(name: str, value: Any, path: str) -> None:
         raise BadRequestError(f"a document's {name} must be a string, not {type(value).__name__}", path)
     if name == "text" and not value.strip():
         raise BadRequestError("a document's text is empty", path)
-    if not is_unicode(value):
-        raise BadRequestError(f"a document's {name} is not Unicode text (it has half of a surrogate pair)", path)
-
-
-def is_unicode(text: str) -> bool:
-    """Whether text from JSON is Unicode. JSON can spell half a surrogate pair, which no tokenizer accepts."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def parse_documents(documents: Any, path: str = "documents") -> list[Document]:

@@ -6,7 +6,6 @@ pieces, a list each, and an object. Each of these is behind its length.
 """
 
 import asyncio
-import importlib.util
 import json
 import math
 import os
@@ -24,7 +23,7 @@ from typing import Any, Final
 
 from app.documents.document import Document
 from app.documents.document_tokenizer import DocumentTokenizer
-from app.documents.readers import READERS, UnreadableFileError, read, suffix_of
+from app.documents.readers import READERS, UnreadableFileError, has_ocr, read, suffix_of
 from app.documents.splitting import Piece, split
 from engine_ext.chunks.turns import FairTurns
 from engine_ext.client.request import owner
@@ -43,22 +42,11 @@ _OCR: Final = 10
 _LENGTH: Final = struct.Struct("<Q")
 
 
-class OcrMissingError(ValueError):
-    """OCR is asked for, but not installed."""
-
-
-def check_ocr() -> None:
-    """Raises :class:`OcrMissingError`."""
-    if importlib.util.find_spec("rapidocr") is None:
-        raise OcrMissingError("--ocr needs the extra ocr: pip install 'tessera-rag[ocr]'")
-
-
 class Extraction:
     """Processes that split files by a tokenizer; started when needed, and used for one file after the other."""
 
-    def __init__(self, tokenizer: str, *, ocr: bool = False) -> None:
+    def __init__(self, tokenizer: str) -> None:
         self._tokenizer = tokenizer.encode()
-        self._ocr = ocr
         self._threads = ThreadPoolExecutor(_PROCESSES, "extraction")
         self._turns = FairTurns(_PROCESSES, most_of_one=_PROCESSES - 1)  # one tenant's files don't keep another's out
         self._running = set[subprocess.Popen[bytes]]()
@@ -68,7 +56,7 @@ class Extraction:
         """The pieces of a file; raises :class:`UnreadableFileError`."""
         if suffix_of(name) not in READERS:
             raise UnreadableFileError(f"files of the type {suffix_of(name)!r} can't be read")
-        about = {"name": name, "max_tokens": max_tokens, "ocr": self._ocr}
+        about = {"name": name, "max_tokens": max_tokens}
 
         async def split() -> list[Piece]:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._split, file, about)
@@ -85,7 +73,7 @@ class Extraction:
 
     def _split(self, file: bytes, about: dict[str, Any]) -> list[Piece]:
         process = self._idle.pop() if self._idle else self._started()
-        watch = threading.Timer(_max_seconds(about["ocr"]) * _SLOWDOWN, process.kill)
+        watch = threading.Timer(_max_seconds() * _SLOWDOWN, process.kill)
         watch.start()
         try:
             *pieces, end = _asked(process, file, about)
@@ -154,19 +142,19 @@ def _main() -> None:
     tokenizer = DocumentTokenizer(_read(asked).decode())
     while asked.peek(1):
         about, file = json.loads(_read(asked)), _read(asked)
-        _limit_cpu_time(_max_seconds(about["ocr"]))
+        _limit_cpu_time(_max_seconds())
         found = _answers(tokenizer, file, **about)
         _write(answers, *(json.dumps(answer).encode() for answer in found))
         del file
 
 
-def _answers(tokenizer: DocumentTokenizer, file: bytes, name: str, max_tokens: int, ocr: bool) -> Iterator[Any]:
+def _answers(tokenizer: DocumentTokenizer, file: bytes, name: str, max_tokens: int) -> Iterator[Any]:
     def count(document: Document) -> int:
         return len(tokenizer.encode(document.render()))
 
     end: dict[str, Any] = {}
     try:
-        yield from split(read(file, name, ocr=ocr), max_tokens, count)
+        yield from split(read(file, name), max_tokens, count)
     except UnreadableFileError as error:
         end["error"] = str(error)
     except MemoryError:
@@ -180,8 +168,8 @@ def _memory_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def _max_seconds(ocr: bool) -> int:
-    return MAX_SECONDS * (_OCR if ocr else 1)
+def _max_seconds() -> int:
+    return MAX_SECONDS * (_OCR if has_ocr() else 1)
 
 
 def _limit_cpu_time(seconds: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.documents.document import MOST_DOCUMENTS, Document, is_unicode
+from app.documents.document import MOST_DOCUMENTS, Document
 from app.documents.patterns import Pattern, Span
 from cache.report import FoundDocument
 
@@ -21,8 +21,6 @@ def finder(patterns: Sequence[Pattern], known: Callable[[str], list[tuple[int, i
     """
 
     def find(text: str) -> list[Span]:
-        if not is_unicode(text):
-            return []
         marked = _apart(sorted((each for pattern in patterns for each in pattern.spans(text)), key=_length))
         exact = [Span(start, end, KNOWN) for start, end in known(text)]
         return _apart(sorted([*marked, *exact], key=_length, reverse=True))

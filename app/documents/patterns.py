@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple, Self
+from typing import Annotated, Final, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cache.report import FindsDocuments
 
 _PLACEHOLDER: Final = re.compile(r"(\{number\}|\{text\}|\{end\})")
 _END: Final = "{end}"
@@ -194,6 +196,16 @@ class PatternFile(BaseModel):
             raise PatternError(f"{path} is not TOML: {error}") from error
 
 
-def patterns_with(path: Path | None) -> tuple[Pattern, ...]:
-    """The rows of ``path``, if given, before the ones that are known here; raises :class:`PatternError`."""
-    return (*(row.pattern for row in PatternFile.read(path).pattern), *PATTERNS) if path is not None else PATTERNS
+def patterns_of(documents: str) -> tuple[Pattern, ...]:
+    """The forms of ``--documents``: the rows of a file, if it is one, before those that are known here.
+
+    Raises :class:`PatternError`.
+    """
+    if documents in get_args(FindsDocuments):
+        return PATTERNS
+    return (*(row.pattern for row in PatternFile.read(Path(documents)).pattern), *PATTERNS)
+
+
+def finds_by(documents: str) -> FindsDocuments:
+    """Whether documents are looked for by ``--documents``."""
+    return "off" if documents == "off" else "auto"

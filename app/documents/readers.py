@@ -8,6 +8,7 @@ import csv
 import ctypes
 import email
 import email.policy
+import importlib.util
 import io
 import itertools
 import json
@@ -85,13 +86,18 @@ def suffix_of(name: str) -> str:
     return PurePath(name).suffix.lower()
 
 
-def read(file: bytes, name: str, *, ocr: bool = False) -> Text:
+def has_ocr() -> bool:
+    """Whether scans are read: the extra ``ocr`` is installed."""
+    return importlib.util.find_spec("rapidocr") is not None
+
+
+def read(file: bytes, name: str) -> Text:
     """The text of a file with one of the suffixes in ``READERS``; raises :class:`UnreadableFileError`.
 
-    With ``ocr``, pages of PDF files without text are read by OCR.
+    Pages of PDF files without text are read by OCR, where :func:`has_ocr`.
     """
     reader = READERS[suffix_of(name)]
-    made = read_pdf(file, ocr=ocr) if reader is read_pdf else reader(file)
+    made = reader(file)
     made = Text(made) if isinstance(made, str) else made
     if not made.text.strip():
         raise UnreadableFileError("there is no text in the file")
@@ -164,7 +170,7 @@ def read_html(file: bytes | str) -> Text:
     return Text(_clean(page.to_markdown(_style()) or (title.text if title else "")), is_markdown=True)
 
 
-def read_pdf(file: bytes, *, ocr: bool = False) -> Text:
+def read_pdf(file: bytes) -> Text:
     """The text of all pages, with the values of form fields."""
     import pypdfium2
 
@@ -179,9 +185,9 @@ def read_pdf(file: bytes, *, ocr: bool = False) -> Text:
     has_form = document.get_formtype() != 0
     if has_form:
         document.init_forms()
-    made = _paged(_page_text(document, number, has_form=has_form, ocr=ocr) for number in range(len(document)))
+    made = _paged(_page_text(document, number, has_form=has_form) for number in range(len(document)))
     if not made.text.strip():
-        words = "" if ocr else "; a scan would have to go through OCR first (--ocr)"
+        words = "" if has_ocr() else "; scans are read with the extra ocr: pip install 'tessera-rag[ocr]'"
         raise UnreadableFileError(f"there is no text in this PDF{words}")
     return made
 
@@ -408,7 +414,7 @@ def _style() -> Any:
     )
 
 
-def _page_text(document: Any, number: int, *, has_form: bool, ocr: bool) -> str:
+def _page_text(document: Any, number: int, *, has_form: bool) -> str:
     page = document[number]
     boxes = ""
     if has_form:
@@ -416,7 +422,7 @@ def _page_text(document: Any, number: int, *, has_form: bool, ocr: bool) -> str:
         page.flatten()  # draws the fields' values into the page
         page = document[number]
     text = page.get_textpage().get_text_range() + boxes
-    if ocr and not text.strip():
+    if not text.strip() and has_ocr():
         return "\n".join(_ocr()(page.render(scale=_OCR_SCALE).to_numpy()).txts or ())
     return _clean(_HYPHEN.sub(lambda match: match[1] if match[1].islower() else f"-{match[1]}", text))
 

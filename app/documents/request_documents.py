@@ -26,7 +26,7 @@ BEGINNING: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Replicas' settings that requests are read by; ``patterns`` are those of ``--document-patterns``."""
+    """Replicas' settings that requests are read by; ``patterns`` are those of ``--documents``."""
 
     separator: str | None = None
     scope: ScopeName = "system"

@@ -73,14 +73,7 @@ def refusal(
     """A refusal as a response. ``parameter`` is the path of the field at fault."""
     kind = "BadRequestError" if status is HTTPStatus.BAD_REQUEST else status.phrase  # vLLM's words
     detail = {"message": message, "type": kind, "param": parameter, "code": int(status), "reason": reason}
-    return _AsciiResponse({"error": detail}, status, headers)
-
-
-class _AsciiResponse(JSONResponse):
-    """JSON in ASCII: names that clients chose may not be Unicode (half a surrogate pair)."""
-
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content).encode()
+    return JSONResponse({"error": detail}, status, headers)
 
 
 class RefusalMiddleware:

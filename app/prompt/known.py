@@ -17,7 +17,6 @@ import numpy as np
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from app.documents.document import is_unicode
 from cache.segments.hashing import CacheScope
 
 SHORTEST: Final = 32
@@ -90,7 +89,7 @@ class KnownPassages:
         """
         with self._lock:
             known = self._namespaces.get(namespace)
-        if known is None or len(text) < SHORTEST or not is_unicode(text):
+        if known is None or len(text) < SHORTEST:
             return []
         # Without the lock: nobody waits for another's long prompt. What changes meanwhile is found, or not.
         with known.lock:

@@ -12,7 +12,7 @@ TRAINED_FOR: Final = "chunk_attention"
 
 _COST: Final = (
     "; what reuse costs it was not measured, and Qwen2.5-Coder-1.5B lost 5 points of accuracy over 2 chunks and "
-    "17 over 16, which --chunk-reread 0.15 mostly gives back: see docs/quality.md and tessera calibrate"
+    "17 over 16, which --chunk-mode offset~15% mostly gives back: see docs/quality.md and tessera calibrate"
 )
 
 

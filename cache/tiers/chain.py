@@ -43,12 +43,16 @@ class TierChain:
     A tier that does not answer in time is suspended; the thread ends when its call does.
     """
 
-    def __init__(self, tiers: Sequence[StorageTier], timeout_s: float) -> None:
+    def __init__(self, tiers: Sequence[StorageTier]) -> None:
         self.tiers = list(tiers)
-        self._timeout_s = timeout_s
         self._readers = {tier.name: _Caller(f"{tier.name}-read", READERS) for tier in tiers}
         self._writers = {tier.name: _Caller(f"{tier.name}-write", 1) for tier in tiers}
         self._told_unsigned: set[str] = set()
+
+    @property
+    def timeout_s(self) -> float:
+        """Time that a load may take from the slowest tier."""
+        return max((tier.timeout_s for tier in self.tiers), default=0.0)
 
     def get(
         self,
@@ -141,7 +145,7 @@ class TierChain:
         events: Events,
         limit_s: float = math.inf,
     ) -> Result | None:
-        timeout_s = self._timeout_s if verb == "load" else STORE_TIMEOUT_S
+        timeout_s = tier.timeout_s if verb == "load" else STORE_TIMEOUT_S
         try:
             return caller.run(call, min(limit_s, timeout_s), SUSPENDED_S if timeout_s <= limit_s else 0.0)
         except _SuspendedError:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiers from their URLs: ``host://?size=4GiB``, ``file:///var/cache/tessera?size=200GiB``, ``s3://bucket/prefix?size=1TiB``.
 
-A tier is called by its scheme, or by the option ``name``, so that there may be several of a kind.
+A tier is called by its scheme, or by the option ``name``, so that there may be several of a kind. ``timeout`` is the
+time in seconds that a load may take before its chunk is computed instead (default: 1).
 """
 
 import importlib.metadata
@@ -16,9 +17,11 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.memory import MemoryTier
 from cache.tiers.signed import SignedTier, TierKey
-from cache.tiers.tier import StorageTier, TierConfigError
+from cache.tiers.tier import TIMEOUT_S, StorageTier, TierConfigError
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
+_SECONDS: Final = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
+MAX_TIMEOUT_S: Final = 60
 ENTRY_POINTS: Final = "tessera.tiers"
 """Entry points of other packages: a URL's scheme, and a :data:`MakeTier`."""
 
@@ -32,13 +35,13 @@ The allocator is slow, and best called for powers of two, while the tier is made
 
 def _host(url: SplitResult, max_bytes: int, options: Mapping[str, str], allocate: Allocate | None) -> StorageTier:
     if url.netloc or url.path.strip("/") or options:
-        raise TierConfigError("host:// takes nothing but a size")
+        raise TierConfigError("host:// takes nothing but a size and a timeout")
     return MemoryTier(max_bytes, allocate)
 
 
 def _directory(url: SplitResult, max_bytes: int, options: Mapping[str, str], allocate: Allocate | None) -> StorageTier:
     if url.netloc or not url.path.startswith("/") or options:
-        raise TierConfigError("file:// takes an absolute path (file:///var/cache/tessera) and a size")
+        raise TierConfigError("file:// takes an absolute path (file:///var/cache/tessera), a size and a timeout")
     return DirectoryTier(Path(unquote(url.path)), max_bytes, allocate)
 
 
@@ -87,7 +90,7 @@ def make_tier(url: str, allocate: Allocate | None = None, key: TierKey | None = 
         tier = parsed.make(parsed.url, parsed.max_bytes, parsed.options, allocate)
     except TierConfigError as error:
         raise TierConfigError(f"tier {url}: {error}") from error
-    tier.name = parsed.name
+    tier.name, tier.timeout_s = parsed.name, parsed.timeout_s
     return tier if key is None or isinstance(tier, MemoryTier) else SignedTier(tier, key)
 
 
@@ -95,6 +98,7 @@ class _Parsed(NamedTuple):
     url: SplitResult
     name: str
     max_bytes: int
+    timeout_s: float
     options: dict[str, str]
     make: MakeTier
 
@@ -117,7 +121,10 @@ def _parse(url: str) -> _Parsed:
     name = options.pop("name", parts.scheme)
     if not _NAME.fullmatch(name) or (name == MemoryTier.name) != (parts.scheme == MemoryTier.name):
         raise TierConfigError(f"tier {url}: name={name} is no name, as in name=shared")
-    return _Parsed(parts, name, max_bytes, options, make)
+    timeout = options.pop("timeout", f"{TIMEOUT_S:g}")
+    if not _SECONDS.fullmatch(timeout) or not 0 < float(timeout) <= MAX_TIMEOUT_S:
+        raise TierConfigError(f"tier {url}: timeout={timeout} is no number of seconds, {MAX_TIMEOUT_S} at most")
+    return _Parsed(parts, name, max_bytes, float(timeout), options, make)
 
 
 def _maker(scheme: str) -> MakeTier | None:

@@ -22,7 +22,7 @@ from typing import Final
 
 from cache.tiers.kept import KeptMemory
 from cache.tiers.locked_file import locked_file, mode_of_files
-from cache.tiers.tier import Address, Buffer, Stored, TierConfigError, TierError
+from cache.tiers.tier import TIMEOUT_S, Address, Buffer, Stored, TierConfigError, TierError
 
 SUFFIX: Final = ".safetensors"
 QUARANTINE: Final = "quarantine"
@@ -44,6 +44,7 @@ class DirectoryTier:
     """
 
     name = "file"
+    timeout_s = TIMEOUT_S
 
     def __init__(self, root: Path, max_bytes: int, allocate: Callable[[int], memoryview] | None = None) -> None:
         """Raises :class:`TierConfigError` if the directory can't be made or written to."""

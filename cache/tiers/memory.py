@@ -10,7 +10,7 @@ import numpy as np
 
 from cache.segments.holdings import HOST
 from cache.tiers.slabs import Slabs
-from cache.tiers.tier import Address, Buffer, Stored, TierError
+from cache.tiers.tier import TIMEOUT_S, Address, Buffer, Stored, TierError
 
 
 class MemoryTier:
@@ -21,6 +21,7 @@ class MemoryTier:
     """
 
     name = HOST
+    timeout_s = TIMEOUT_S
 
     def __init__(self, max_bytes: int, allocate: Callable[[int], memoryview] | None = None) -> None:
         self.max_bytes = max_bytes

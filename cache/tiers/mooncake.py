@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import SplitResult
 
-from cache.tiers.tier import Address, Buffer, Stored, TierConfigError, TierError
+from cache.tiers.tier import TIMEOUT_S, Address, Buffer, Stored, TierConfigError, TierError
 
 _LOCAL_BUFFER_BYTES: Final = 256 << 20
 """Bytes of the transfer buffer; the largest file must fit."""
@@ -24,6 +24,7 @@ class MooncakeTier:
     """
 
     name = "mooncake"
+    timeout_s = TIMEOUT_S
 
     def __init__(self, url: SplitResult, max_bytes: int, options: Mapping[str, str], store: Any = None) -> None:
         """Raises :class:`TierConfigError`. ``store`` stands for a ``MooncakeDistributedStore`` in tests."""

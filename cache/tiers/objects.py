@@ -14,7 +14,7 @@ from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import from_url
 
 from cache.tiers.directory import QUARANTINE, SUFFIX, address_of
-from cache.tiers.tier import Address, Buffer, Stored, TierConfigError, TierError
+from cache.tiers.tier import TIMEOUT_S, Address, Buffer, Stored, TierConfigError, TierError
 from machine.http_client import is_loopback
 
 _ENDPOINTS: Final = (
@@ -35,7 +35,7 @@ class ObjectTier:
 
     def __init__(self, url: SplitResult, max_bytes: int, options: Mapping[str, str]) -> None:
         """Raises :class:`TierConfigError` if the store can't be listed."""
-        self.name = url.scheme
+        self.name, self.timeout_s = url.scheme, TIMEOUT_S
         self.max_bytes = max_bytes
         self._files: dict[Address, Stored] = {}
         self._listed_at = 0.0

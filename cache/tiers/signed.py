@@ -79,7 +79,7 @@ class SignedTier:
     """A :class:`cache.tiers.tier.StorageTier` that signs what it puts into another, and gets signed files only."""
 
     def __init__(self, tier: StorageTier, key: TierKey) -> None:
-        self.name, self.max_bytes = tier.name, tier.max_bytes
+        self.name, self.max_bytes, self.timeout_s = tier.name, tier.max_bytes, tier.timeout_s
         self._tier = tier
         self._key = key
 

@@ -2,9 +2,11 @@
 """The interface of tiers: files by content address, within a size."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
+TIMEOUT_S: Final = 1.0
+"""Time that a load may take before its chunk is computed instead, unless a tier's URL says otherwise."""
 
 
 class TierError(Exception):
@@ -40,6 +42,8 @@ class StorageTier(Protocol):
 
     name: str
     max_bytes: int
+    timeout_s: float
+    """Time that a load may take."""
 
     @property
     def num_bytes(self) -> int:

@@ -219,7 +219,6 @@ async def opened_transfers(
     folder: str,
     fingerprint: str,
     tier_urls: Sequence[str],
-    tier_timeout_s: float,
     tier_key: TierKey | None,
     *,
     keeps_prefixes: bool,
@@ -229,7 +228,7 @@ async def opened_transfers(
     ``folder`` gets the workers' sockets.
     """
     key = None if tier_key is None else tier_key.key
-    arguments = (folder, fingerprint, list(tier_urls), tier_timeout_s, key, keeps_prefixes)
+    arguments = (folder, fingerprint, list(tier_urls), key, keeps_prefixes)
     addresses: list[str | None] = await llm.collective_rpc("chunk_cache_serve_transfers", args=arguments)
     found = [address for address in addresses if address is not None]
     if len(found) < len(addresses):

@@ -86,9 +86,9 @@ def listen(address: str, answer: Callable[[Connection], None]) -> None:
     threading.Thread(target=accept, name="transfers", daemon=True).start()
 
 
-def make_chain(half: WorkerHalf, tier_urls: Sequence[str], tier_timeout_s: float, key: TierKey | None) -> TierChain:
+def make_chain(half: WorkerHalf, tier_urls: Sequence[str], key: TierKey | None) -> TierChain:
     """A worker's tiers; raises :class:`cache.tiers.tier.TierConfigError`."""
-    return TierChain([make_tier(url, allocator(half), key) for url in tier_urls], tier_timeout_s)
+    return TierChain([make_tier(url, allocator(half), key) for url in tier_urls])
 
 
 class TransferServer:

@@ -175,7 +175,6 @@ class ChunkCacheWorkerExtension:
         folder: str,
         fingerprint: str,
         tier_urls: Sequence[str],
-        tier_timeout_s: float,
         tier_key: bytes | None,
         keeps_prefixes: bool,
     ) -> str | None:
@@ -187,14 +186,14 @@ class ChunkCacheWorkerExtension:
             return None
         address, half = f"{folder}/{self.rank}", _worker_half()
         with on_all_cores():
-            chain = make_chain(half, tier_urls, tier_timeout_s, None if tier_key is None else TierKey(tier_key))
+            chain = make_chain(half, tier_urls, None if tier_key is None else TierKey(tier_key))
             listen(address, TransferServer(half, chain).answer)
             if keeps_prefixes:
                 # Not before: vLLM-Ascend's vLLM lacks names that it imports.
                 from engine_ext.core.prefixes.worker import serve_blocks
 
                 engine = (fingerprint, self.rank, self.vllm_config.parallel_config.world_size)
-                listen(blocks_address(address), serve_blocks(half, chain, engine, tier_timeout_s))
+                listen(blocks_address(address), serve_blocks(half, chain, engine))
         return address
 
     def chunk_cache_forget(self) -> None:

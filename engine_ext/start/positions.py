@@ -8,20 +8,18 @@ from vllm.config import ModelConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from cache.positions.layout import PositionStrategy
-from engine_ext.client.position_limit import TRAINED_POSITIONS, trained_positions
+from engine_ext.client.position_limit import TRAINED_POSITIONS
 from engine_ext.start.support import DRAFTS_BY_TEXT, UnsupportedFlagError
 
 
-def model_config(engine_args: AsyncEngineArgs, strategy: PositionStrategy | None, window: int | None) -> ModelConfig:
+def model_config(engine_args: AsyncEngineArgs, strategy: PositionStrategy | None) -> ModelConfig:
     """Create vLLM's configuration of the model; window positions may exceed the trained ones.
 
     Raises :class:`UnsupportedFlagError`, and vLLM's errors for models that can't be loaded.
     """
     if strategy is PositionStrategy.WINDOW:
         extend_positions(engine_args)
-    model = engine_args.create_model_config()
-    check_window(model, window)
-    return model
+    return engine_args.create_model_config()
 
 
 def extend_positions(engine_args: AsyncEngineArgs) -> None:
@@ -45,11 +43,3 @@ def extend_positions(engine_args: AsyncEngineArgs) -> None:
         )
     engine_args.hf_overrides |= {"max_position_embeddings": asked, TRAINED_POSITIONS: model.max_model_len}
     os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # tokenizers have a limit as well
-
-
-def check_window(model: Any, window: int | None) -> None:
-    """Raises :class:`UnsupportedFlagError` for a window of all positions; ``model`` is vLLM's ``ModelConfig``."""
-    if window is not None and window >= (limit := trained_positions(model)):
-        raise UnsupportedFlagError(
-            f"--chunk-window {window}: question and answer need some of the {limit} positions, so fewer must be given"
-        )

@@ -69,8 +69,6 @@ class ChunkCacheOptions:
     placement: PlacementName = "copy"
     strategy: DefaultStrategy | None = None
     """Default of requests that name none; ``None``: the model's."""
-    window: int | None = None
-    """Window of the strategy ``window``, in tokens; ``None``: half of the trained positions."""
     eviction: EvictionPolicyName = "s3fifo"
     shares: bool = False
     """Whether replicas may exchange KV."""
@@ -78,7 +76,6 @@ class ChunkCacheOptions:
     """Folder of the adapter that runs where chunks are computed."""
     tiers: tuple[str, ...] = ()
     """URLs of tiers, the fastest first (:mod:`cache.tiers.config`)."""
-    tier_timeout_s: float = 1.0
     tier_key: TierKey | None = None
     """Signs the files of tiers that outlive the process, and is asked for in those that are read."""
     probe_layers: tuple[int, ...] = ()
@@ -145,7 +142,7 @@ def _attached_connector(
     if options.use == "off":
         return UNKNOWN, SWITCHED_OFF
     asked = options.strategy.strategy if options.strategy is not None else None
-    model = model_config(engine_args, asked, options.window)
+    model = model_config(engine_args, asked)
     trained_for = adapter.positions if adapter is not None else getattr(model.hf_config, TRAINED_FOR, ())
     strategy = options.strategy or strategy_for(trained_for)
     in_place = options.placement == "in-place"
@@ -226,7 +223,6 @@ async def _running_cache(
         folder,
         config.fingerprint,
         options.tiers,
-        options.tier_timeout_s,
         options.tier_key,
         keeps_prefixes=keeps_prefixes(llm.vllm_config.kv_transfer_config),
     )
@@ -295,8 +291,7 @@ async def _reindexer(
 ) -> PositionReindexer:
     """Places segments as ``options`` ask, if that passes its self-check; chunks are copied otherwise."""
     config = llm.vllm_config
-    window = options.window or window_of(config.model_config)
-    copying = PositionReindexer(window=window, is_quantized=is_quantized(config))
+    copying = PositionReindexer(window=window_of(config.model_config), is_quantized=is_quantized(config))
     block_tokens: int = config.cache_config.block_size
     match options.placement:
         case "copy":

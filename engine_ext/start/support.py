@@ -83,7 +83,7 @@ def turning_reason(cache_dtype: str, strategy: DefaultStrategy) -> str | None:
         return None
     return (
         f"the KV cache is in {cache_dtype}: {strategy.strategy} positions turn keys, which rounds them once more; "
-        f"choose --chunk-position-strategy {strategy.strategy}, or parallel, which turns none"
+        f"choose --chunk-mode {strategy.strategy}, or parallel, which turns none"
     )
 
 

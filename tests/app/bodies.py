@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.fuzzing import objects, perhaps
 
-texts = st.text(max_size=10) | st.sampled_from(["one##two##?", "why?", " ", "\ud800", "a\x00b"])
+texts = st.text(max_size=10) | st.sampled_from(["one##two##?", "why?", " ", "\U0001f600", "a\x00b"])
 parts = objects(
     type=perhaps(st.sampled_from(["text", "input_text", "document", "image_url"])),
     text=perhaps(texts),

@@ -114,7 +114,7 @@ def doctor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Doctor]:
 
 
 def test_on_a_cpu_everything_works(doctor: Doctor) -> None:
-    assert doctor.says(None, "--chunk-position-strategy", "parallel") == [
+    assert doctor.says(None, "--chunk-mode", "parallel") == [
         (
             "ok",
             f"works here: placement copy, placement in-place, {NEVER_RUN}, KV in float32, KV in float16, "
@@ -145,16 +145,16 @@ def test_on_a_gpu_the_words_are_those_by_which_the_engine_refuses(
 def test_there_is_no_other_source_of_what_works(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse, "attention_reason", lambda _: "another reason")
     monkeypatch.setattr(startup, "in_place_reason", lambda _: "a third")
-    said = doctor.says(cuda(9, 0), "--chunk-position-strategy", "parallel")
+    said = doctor.says(cuda(9, 0), "--chunk-mode", "parallel")
     assert [text.rpartition(": ")[2] for state, text, _ in said if state == "info"] == ["a third", "another reason"]
     monkeypatch.setattr(sparse, "attention_reason", lambda _: None)
     monkeypatch.setattr(startup, "in_place_reason", lambda _: None)
-    assert len(doctor.says(cuda(9, 0), "--chunk-position-strategy", "parallel")) == 1
+    assert len(doctor.says(cuda(9, 0), "--chunk-mode", "parallel")) == 1
 
 
 @pytest.mark.parametrize(("capability", "reason"), [((8, 0), TURNED), ((8, 9), None), ((10, 0), None)])
 def test_fp8_works_where_the_engine_takes_it(capability: tuple[int, int], reason: str | None, doctor: Doctor) -> None:
-    said = doctor.says(cuda(*capability), "--chunk-position-strategy", "parallel")
+    said = doctor.says(cuda(*capability), "--chunk-mode", "parallel")
     refused = [text for state, text, _ in said if state == "info" and "KV in fp8" in text]
     assert refused == ([f"does not work here: KV in fp8: {reason}"] if reason else [])
     args = AsyncEngineArgs.from_cli_args(doctor.args)
@@ -184,7 +184,10 @@ def test_fp8_is_refused_before_the_start(
     [
         (["--chunk-cache-placement", "attend"], "leave out --chunk-cache-placement attend: chunks are copied"),
         (["--decode-sparse-budget", "4096"], "leave out --decode-sparse-budget: generated tokens attend to everything"),
-        (["--chunk-reread", "0.15"], "--chunk-reread: such requests run in full attention"),
+        (
+            ["--chunk-mode", "offset~15%"],
+            "choose a --chunk-mode without %P, ~P% and +P%: such requests run in full attention",
+        ),
     ],
 )
 def test_what_is_asked_for_and_does_not_work_is_a_warning(flags: list[str], advice: str, doctor: Doctor) -> None:

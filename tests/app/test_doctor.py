@@ -30,7 +30,6 @@ from app.settings import Settings, load_settings
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import Address
 from engine_ext.start import memory as start_memory
-from engine_ext.start.support import UnsupportedFlagError
 from engine_ext.start.vllm_log import telling_lines
 from engine_ext.wire import vllm_compat
 from machine.server_process import ROOT, group_members
@@ -97,15 +96,11 @@ def test_a_model_is_refused_where_serve_refuses_it(flags, state, tmp_path):
 
 def test_windows_may_exceed_the_trained_positions(monkeypatch):
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0")  # which it sets
-    window = ["--chunk-position-strategy", "window", "--max-model-len", "32768"]
+    window = ["--chunk-mode", "window", "--max-model-len", "32768"]
     args = parse([str(DEMO_MODEL), "--skip-tokenizer-init", *window])
     args.model = args.model_tag
     (found,) = trial.refused_before_start(args, load_settings(args))
     assert found.state == "ok"
-    args = parse([str(DEMO_MODEL), "--skip-tokenizer-init", *window, "--chunk-window", "32768"])
-    args.model = args.model_tag
-    with pytest.raises(UnsupportedFlagError, match="--chunk-window 32768"):
-        list(trial.refused_before_start(args, load_settings(args)))
 
 
 @pytest.mark.parametrize(

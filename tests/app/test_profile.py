@@ -91,10 +91,7 @@ def test_a_profile_beside_other_weights_is_ignored(tmp_path, caplog):
     [
         ({}, True),
         ({"chunk_scope": "system"}, True),
-        ({"chunk_reread": 0}, False),
-        ({"chunk_recompute": 0.2}, False),
-        ({"chunk_position_strategy": "offset"}, False),
-        ({"chunk_sparse_budget": 9}, False),
+        ({"chunk_mode": "offset"}, False),
     ],
 )
 def test_flags_take_the_choice_from_the_profile_beside_a_model(given, leaves):
@@ -113,7 +110,7 @@ def test_documents_found_in_a_prompt_stay_where_they_are():
 
 
 def ticket_of(cache: dict) -> Ticket:
-    context = make_context(settings=Settings(chunk_position_strategy="offset"), profile=PROFILE)
+    context = make_context(settings=Settings(chunk_mode="offset"), profile=PROFILE)
     return open_ticket(context, DocumentsRequest({}, [], cache, lambda marked: None))
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from app.arguments import parse
 from app.settings import VLLM_FLAGS, Settings, add_flags, add_missing_flags, flag, load_settings
-from cache.positions.layout import PositionStrategy
+from cache.sparse import Sparse
 from machine.server_process import ROOT
 
 
@@ -30,7 +30,7 @@ def load(*flags: str) -> Settings:
 def test_defaults():
     settings = load()
     assert (settings.chunk_cache, settings.chunk_cache_eviction) == ("on", "s3fifo")
-    assert settings.chunk_cache_memory is settings.chunk_position_strategy is settings.chunk_separator is None
+    assert settings.chunk_cache_memory is settings.chunk_mode is settings.chunk_separator is None
     with pytest.raises(ValidationError, match="chunk_cash"):
         Settings(chunk_cash=1)
     with pytest.raises(ValidationError, match="frozen"):
@@ -41,14 +41,25 @@ def test_flags_override_the_environment(monkeypatch):
     monkeypatch.setenv("TESSERA_CHUNK_CACHE", "off")
     monkeypatch.setenv("TESSERA_CHUNK_SEPARATOR", "|")
     monkeypatch.setenv("TESSERA_CHUNK_MAX_TOKENS", "32")
-    monkeypatch.setenv("TESSERA_CHUNK_POSITION_STRATEGY", "offset")
+    monkeypatch.setenv("TESSERA_CHUNK_MODE", "offset")
     monkeypatch.setenv("TESSERA_PEER_SECRET", "sixteen letters or more")
     monkeypatch.setenv("TESSERA_HOME", "/somewhere")
     settings = load("--chunk-cache", "require", "--chunk-separator", " # # ")
     assert (settings.chunk_cache, settings.chunk_separator) == ("require", " # # ")
-    assert (settings.chunk_max_tokens, settings.chunk_position_strategy) == (32, PositionStrategy.OFFSET)
+    assert (settings.chunk_max_tokens, settings.chunk_mode) == (32, "offset")
     assert settings.peer_secret.get_secret_value() == "sixteen letters or more"
     assert "sixteen" not in repr(settings) + str(settings.model_dump())
+
+
+def test_a_mode_decides_what_requests_leave_open():
+    settings = load("--chunk-mode", "offset%25~15%")
+    options = settings.cache_defaults()
+    assert (options.position_strategy, options.reread, options.recompute) == ("offset", 0.15, 0)
+    assert options.sparse == Sparse(budget_share=0.25)
+    assert settings.needs_attention
+    assert not load("--chunk-mode", "parallel").needs_attention
+    with pytest.raises(ValidationError, match="reuses no chunks"):
+        load("--chunk-mode", "full")
 
 
 @pytest.mark.parametrize(
@@ -93,8 +104,8 @@ def test_memory_takes_units(text, size, monkeypatch):
         ("chunk_cache_memory", "0"),
         ("chunk_max_tokens", "0"),
         ("chunk_cache_eviction", "fifo"),
-        ("chunk_position_strategy", "random"),
-        ("chunk_cache_tier_timeout", "-1"),
+        ("chunk_mode", "random"),
+        ("chunk_cache_tiers", "host://?size=1GiB&timeout=-1"),
         ("log_format", "xml"),
     ],
 )

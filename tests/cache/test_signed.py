@@ -64,15 +64,15 @@ def test_no_change_of_a_file_is_taken(kind: str) -> None:
 @pytest.fixture(params=["file", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path) -> str:
     if request.param == "file":
-        return f"file://{tmp_path}/kv?size=1GiB"
-    return f"s3://bucket/{tmp_path.name}?size=1GiB&endpoint={request.getfixturevalue('s3')}"
+        return f"file://{tmp_path}/kv?size=1GiB&timeout=60"
+    return f"s3://bucket/{tmp_path.name}?size=1GiB&timeout=60&endpoint={request.getfixturevalue('s3')}"
 
 
 def test_whatever_is_written_to_a_tier_is_a_miss_and_makes_room_for_a_right_one(url, caplog) -> None:
     """With every kind of file beside the others, swapped, moved and replaced by any bytes."""
     tier, raw, parsed = make_tier(url, None, KEY), make_tier(url), []
     assert isinstance(tier, SignedTier)
-    chain = TierChain([tier], timeout_s=60)
+    chain = TierChain([tier])
     for address, file in FILES.values():
         chain.put(address, file, Events())
     addresses = [address for address, _ in FILES.values()]
@@ -107,7 +107,7 @@ def test_whatever_is_written_to_a_tier_is_a_miss_and_makes_room_for_a_right_one(
 def test_a_file_without_a_signature_is_passed_over_for_the_next_tier_and_copies_are_signed(tmp_path) -> None:
     urls = ("host://?size=1MiB", f"file://{tmp_path}/a?size=1MiB", f"file://{tmp_path}/b?size=1MiB&name=shared")
     tiers = [make_tier(each, None, KEY) for each in urls]
-    chain, (address, file) = TierChain(tiers, timeout_s=60), FILES["chunk"]
+    chain, (address, file) = TierChain(tiers), FILES["chunk"]
     assert not isinstance(tiers[0], SignedTier)  # nobody else writes there
     make_tier(urls[1]).put(address, file)
     tiers[2].put(address, file)

@@ -222,7 +222,8 @@ class Chain:
     def __init__(self, timeout_s=60.0):
         self.first, self.second = MemoryTier(MOST), MemoryTier(MOST)
         self.first.name, self.second.name = "first", "second"
-        self.chain = TierChain([self.first, self.second], timeout_s)
+        self.first.timeout_s = self.second.timeout_s = timeout_s
+        self.chain = TierChain([self.first, self.second])
         self.happened = []
 
     def get(self, number=1, limit_s=math.inf):
@@ -349,6 +350,9 @@ def test_several_tiers_are_in_their_order():
         ("host://?size=100", "size=100 has no unit"),
         ("host://?size=much", "size=much is no size"),
         ("host://?size=0GiB", "holds nothing"),
+        ("host://?size=1GiB&timeout=0", "timeout=0 is no number of seconds"),
+        ("host://?size=1GiB&timeout=1e1", "timeout=1e1 is no number"),
+        ("host://?size=1GiB&timeout=61", "60 at most"),
         ("host://?size=1GiB,host://?size=2GiB", "there is one host memory"),
         ("file:///a?size=1GiB,file:///b?size=2GiB", "two tiers are called file: name one of them, as in &name=shared"),
         ("file:///a?size=1GiB&name=A B", "is no name"),
@@ -365,7 +369,7 @@ def test_what_is_wrong_in_a_configuration_is_said(text, message):
     ("url", "message"),
     [
         ("file://relative/path?size=1GiB", "absolute path"),
-        ("file:///tmp/x?size=1GiB&colour=red", "absolute path .* and a size"),
+        ("file:///tmp/x?size=1GiB&colour=red", "absolute path .* a size"),
         ("file:///proc/nowhere?size=1GiB", "/proc/nowhere: No such file or directory"),
         ("host://there?size=1GiB", "nothing but a size"),
         ("mooncake://?size=1GiB", "takes the master's address"),

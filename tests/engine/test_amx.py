@@ -286,8 +286,8 @@ def pair(
 ) -> Iterator[list[TesseraServer]]:
     """Two servers of one directory, the second without AMX."""
     folder = tmp_path_factory.mktemp("pair")
-    tiers = ("--chunk-cache-tiers", f"host://?size=64MiB,file://{folder}/kv?size=1GiB")
-    flags = (*COMMON, *tiers, "--chunk-cache-tier-timeout", "60")
+    tiers = ("--chunk-cache-tiers", f"host://?size=64MiB&timeout=60,file://{folder}/kv?size=1GiB&timeout=60")
+    flags = (*COMMON, *tiers)
     with ExitStack() as stack:
         started = []
         for name, environment in (("amx", servers.environment), ("other", WITHOUT_AMX)):

@@ -27,8 +27,8 @@ def adapter(model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    url = f"file://{tmp_path_factory.mktemp('tier')}/kv?size=1GiB"
-    return "--chunk-cache-tiers", url, "--chunk-cache-tier-timeout", "20"
+    url = f"file://{tmp_path_factory.mktemp('tier')}/kv?size=1GiB&timeout=20"
+    return "--chunk-cache-tiers", url
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_preempted_answers_stay_exact(server: TesseraServer, oracle: Any, text: 
     [
         ("tiny-llama", ("--speculative-config", DRAFTS)),
         ("tiny-llama", ("--tensor-parallel-size", "2")),
-        ("tiny-llama", ("--chunk-sparse-budget", "100000", "--no-enable-prefix-caching")),
+        ("tiny-llama", ("--no-enable-prefix-caching",)),
         ("tiny-llama", ("--no-enforce-eager",)),
         ("tiny-qwen3", ("--chunk-cache-placement", "in-place")),
     ],

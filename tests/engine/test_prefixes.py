@@ -46,7 +46,7 @@ class TierFolder:
     def start(self, preset: str = "tiny-llama", *flags: str, **kwargs: Any) -> TesseraServer:
         log = self._folder / f"server-{len(list(self._folder.glob('*.log')))}.log"
         model = (str(self._model_path(preset)), "--dtype", "float32", *LITTLE)
-        tiers = ("--chunk-cache-tiers", f"file://{self.path}?size=1GiB", "--chunk-cache-tier-timeout", "60")
+        tiers = ("--chunk-cache-tiers", f"file://{self.path}?size=1GiB&timeout=60")
         tiers += ("--shutdown-timeout", "20")
         server = TesseraServer(log, *model, *tiers, *flags, **kwargs)
         self.stack.callback(server.stop)

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quantized(serve: Callable[..., TesseraServer], folder: Path) -> TesseraServer:
     """Shares chunks in place, and stores them."""
     tiers = ("--chunk-cache-tiers", f"file://{folder}?size=1GiB")
-    return serve("tiny-llama", *FP8, *IN_PLACE, "--chunk-position-strategy", "parallel", *tiers)
+    return serve("tiny-llama", *FP8, *IN_PLACE, "--chunk-mode", "parallel", *tiers)
 
 
 def files(server: TesseraServer, folder: Path) -> dict[str, bytes]:

@@ -75,7 +75,7 @@ def test_a_hundred_answers_are_those_of_plain_transformers(mode: str, serve_smol
 
 
 def test_answers_in_place_are_those_of_plain_transformers(serve_smollm2: Any, reference: Oracle) -> None:
-    server = serve_smollm2(*IN_PLACE, "--chunk-position-strategy", "parallel")
+    server = serve_smollm2(*IN_PLACE, "--chunk-mode", "parallel")
     assert ask(server, some(1)[0], "parallel")["cache"]["placement"] == "in-place"
     assert_as_in_transformers(server, reference, some(2), "parallel")
 

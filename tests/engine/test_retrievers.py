@@ -32,7 +32,7 @@ def searching(
 ) -> TesseraServer:
     folder = str(tmp_path_factory.mktemp("collections"))
     url = f"{embedder.url}/v1?model=embedder"
-    return serve("tiny-llama", "--retriever", "hybrid", "--embeddings-url", url, "--collections", folder)
+    return serve("tiny-llama", "--retriever", url, "--collections", folder)
 
 
 def test_passages_are_found_by_embeddings_and_without_them_by_words(

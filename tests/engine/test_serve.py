@@ -172,7 +172,7 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
 @pytest.mark.matrix
 def test_torch_compile_is_exact(start: Callable[..., TesseraServer], oracle: Any) -> None:
     """As by default outside tests: compiled, with settings from the environment."""
-    environment = {"TESSERA_CHUNK_POSITION_STRATEGY": "offset"}
+    environment = {"TESSERA_CHUNK_MODE": "offset"}
     server = start("--no-enforce-eager", environment=environment).wait_ready()
     for chunks in (["first chunk" * 9, "second" * 20], ["second" * 20, "first chunk" * 9]):
         response = ask(server, "shared", chunks, "Which?")
@@ -203,7 +203,7 @@ REFUSED: list[tuple[list[str], dict[str, str], str]] = [
     (["m", "--data-parallel-size", "2"], {}, "--data-parallel-size=2"),
     (["m", "--headless"], {}, "--headless"),
     (["m", "--chunk-cache-memory", "much"], {}, "--chunk-cache-memory"),
-    (["m", "--chunk-position-strategy", "none"], {}, "--chunk-position-strategy"),
+    (["m", "--chunk-mode", "none"], {}, "--chunk-mode"),
     (["m"], {"TESSERA_CHUNK_CACHE_SIZE": "1GiB"}, "TESSERA_CHUNK_CACHE_SIZE"),
     (["/does/not/exist"], {}, "/does/not/exist"),
     (["m", "--no-such-flag"], {}, "--no-such-flag"),

@@ -16,7 +16,7 @@ from tests.support.tier_servers import to_sleep
 Text = Callable[[int], str]
 BLOCK = 32
 LAYER = 1
-SPARSE = ("--chunk-sparse-budget", "100000", "--chunk-probe-layers", str(LAYER), "--block-size", str(BLOCK))
+SPARSE = ("--chunk-probe-layers", str(LAYER), "--block-size", str(BLOCK))
 """All that fits by default: each request has its own budget."""
 LITTLE = ("--num-gpu-blocks-override", "18", "--max-model-len", str(17 * BLOCK), "--chunk-cache-memory", "4MiB")
 """Blocks for one context, and a pool for two."""

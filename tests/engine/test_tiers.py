@@ -59,14 +59,14 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     request: pytest.FixtureRequest,
 ) -> None:
     """Mixtures of host memory, a slower tier, the pool and computing."""
-    flags: tuple[str, ...] = ("--chunk-cache-tier-timeout", "20")
-    slower, environment = f"file://{tmp_path}/kv?size=1GiB", {}
+    flags: tuple[str, ...] = ()
+    slower, environment = f"file://{tmp_path}/kv?size=1GiB&timeout=20", {}
     if kind == "s3":
-        slower = f"s3://bucket/{tmp_path.name}?size=1GiB&endpoint={request.getfixturevalue('s3')}"
+        slower = f"s3://bucket/{tmp_path.name}?size=1GiB&timeout=20&endpoint={request.getfixturevalue('s3')}"
     elif kind in WORKERS:
-        flags, environment = (*flags, *WORKERS[kind]), {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+        flags, environment = WORKERS[kind], {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
     with all_cores() if kind in WORKERS else nullcontext():
-        server = start(f"host://?size=600KiB,{slower}", *flags, environment=environment)
+        server = start(f"host://?size=600KiB&timeout=20,{slower}", *flags, environment=environment)
     name = slower.partition(":")[0]
     a, b, c, d, e = (text(n) for n in (100, 37, 260, 64, 150))
     for strategy in ("shared", "offset"):
@@ -128,7 +128,7 @@ def test_who_writes_to_a_keyed_tier_can_make_an_answer_slower_never_different(
     """Every kind of file, with values that have a right checksum."""
     key = tmp_path / "key"
     key.write_text("a secret of servers")
-    flags = (f"file://{tmp_path}/kv?size=1GiB", "--tier-key", str(key), "--chunk-cache-tier-timeout", "20")
+    flags = (f"file://{tmp_path}/kv?size=1GiB&timeout=20", "--tier-key", str(key))
     server, chunks, named = start(*flags), [text(200) for _ in range(4)], text(150)
     prompt = {"model": "tiny-llama", "prompt": text(600), "max_tokens": STEPS, "temperature": 0}
     asked = [ask(server, "shared", chunks, "What?", system="S"), server.post("/v1/completions", prompt)]

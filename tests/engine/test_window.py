@@ -15,7 +15,9 @@ from tests.oracle import Oracle
 from tests.support.exactness import STEPS, ask, assert_exact, statuses
 
 TRAINED, WINDOW = 512, 256
-FLAGS = ("--max-model-len", "4096", "--chunk-position-strategy", "window", "--block-size", "32")
+POSITIONS = f"window-{WINDOW}"
+"""The oracle's name of them."""
+FLAGS = ("--max-model-len", "4096", "--chunk-mode", "window", "--block-size", "32")
 LENGTHS = (180, 250, 90, 254, 130, 60, 200, 240)
 """Together three times what the model was trained for."""
 
@@ -26,23 +28,9 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_random_model(tmp_path_factory.mktemp("models") / "short", max_position_embeddings=TRAINED)
 
 
-@pytest.fixture(scope="module", params=[("copy", WINDOW), pytest.param(("attend", 100), marks=pytest.mark.matrix)])
-def placed(request: pytest.FixtureRequest) -> tuple[str, int]:
-    """Placement and window; chunks may be longer than the window."""
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture(scope="module")
-def windowed(placed: tuple[str, int], pool: ServerPool, short: Path) -> TesseraServer:
-    placement, window = placed
-    own = () if window == WINDOW else ("--chunk-window", str(window))
-    return pool.get(*arguments_of(short), *FLAGS, "--chunk-cache-placement", placement, *own)
-
-
-@pytest.fixture(scope="module")
-def strategy(placed: tuple[str, int]) -> str:
-    """The oracle's name of the positions."""
-    return f"window-{placed[1]}"
+@pytest.fixture(scope="module", params=["copy", pytest.param("attend", marks=pytest.mark.matrix)])
+def windowed(request: pytest.FixtureRequest, pool: ServerPool, short: Path) -> TesseraServer:
+    return pool.get(*arguments_of(short), *FLAGS, "--chunk-cache-placement", request.param)
 
 
 @pytest.fixture(scope="module")
@@ -55,26 +43,26 @@ def answer(server: TesseraServer, chunks: list[str], question: str, **fields: An
 
 
 def test_all_lengths_and_orders_are_exact(
-    windowed: TesseraServer, strategy: str, reference: Oracle, text: Callable[[int], str]
+    windowed: TesseraServer, reference: Oracle, text: Callable[[int], str]
 ) -> None:
     chunks = [text(length) for length in LENGTHS]
     for number in (1, 2, 3, 5, 8):
         response = answer(windowed, chunks[:number], text(20))
-        assert_exact(response, reference, strategy)
+        assert_exact(response, reference, POSITIONS)
     for order in itertools.islice(itertools.permutations(chunks), 0, 40_000, 9_000):
         response = answer(windowed, list(order), text(15), cache={"scope": "system"})
         assert statuses(response) == ["hit"] * len(chunks)
-        assert_exact(response, reference, strategy)
+        assert_exact(response, reference, POSITIONS)
     response = answer(windowed, [*chunks[3:], text(100)], text(9), system="", cache={"scope": "isolated"})
-    assert_exact(response, reference, strategy)
+    assert_exact(response, reference, POSITIONS)
 
 
 def test_a_long_document_is_split_into_chunks_within_the_window(
-    windowed: TesseraServer, strategy: str, reference: Oracle, text: Callable[[int], str]
+    windowed: TesseraServer, reference: Oracle, text: Callable[[int], str]
 ) -> None:
     response = answer(windowed, [text(900)], text(20))
     assert len(response["cache"]["chunks"]) == 4
-    assert_exact(response, reference, strategy)
+    assert_exact(response, reference, POSITIONS)
 
 
 def test_prompts_in_full_attention_stay_within_the_trained_positions(
@@ -89,9 +77,7 @@ def test_prompts_in_full_attention_stay_within_the_trained_positions(
     assert f"the model was trained for {TRAINED}" in refused["error"]["message"]
 
 
-def test_answers_end_at_the_trained_positions(
-    windowed: TesseraServer, placed: tuple[str, int], text: Callable[[int], str]
-) -> None:
+def test_answers_end_at_the_trained_positions(windowed: TesseraServer, text: Callable[[int], str]) -> None:
     prompt = text(TRAINED - 20)
     body = {"prompt": prompt, "max_tokens": 100, "ignore_eos": True, "temperature": 0}
     usage = windowed.post("/v1/completions", body)["usage"]
@@ -99,6 +85,6 @@ def test_answers_end_at_the_trained_positions(
     response = answer(windowed, [text(length) for length in LENGTHS], text(20), max_tokens=1000)
     report = response["cache"]
     system, *chunks, question = (len(segment["token_ids"]) for segment in report["segments"])
-    reach = max(placed[1], *chunks) + system + question
+    reach = max(WINDOW, *chunks) + system + question
     assert reach + response["usage"]["completion_tokens"] == TRAINED
     assert response["usage"]["total_tokens"] > 2 * TRAINED + STEPS

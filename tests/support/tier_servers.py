@@ -18,11 +18,11 @@ class Directory:
         """`stack` ends every server."""
         self._stack = stack
         self.path = folder / "kv"
-        self.tiers = f"file://{self.path}?size=1GiB"
+        # A machine that runs several tests at once may be slow to read.
+        self.tiers = f"file://{self.path}?size=1GiB&timeout=20"
         self._folder, self._model = folder, str(model)
         self._numbers = itertools.count()
-        # A machine that runs several tests at once may be slow to read.
-        self.server = self.start(self.tiers, "--chunk-cache-tier-timeout", "20")
+        self.server = self.start(self.tiers)
 
     def start(self, tiers: str, *flags: str, wait: bool = True, **kwargs: Any) -> TesseraServer:
         log = self._folder / f"server-{next(self._numbers)}.log"

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The router's settings: environment variables ``TESSERA_*``, overridden by command-line flags."""
 
-from pathlib import Path
-
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from app.access.settings import AccessSettings
-from cache.report import FindsDocuments, ScopeName
+from cache.report import ScopeName
 
 
 class RouterSettings(AccessSettings):
@@ -28,5 +26,4 @@ class RouterSettings(AccessSettings):
         None, min_length=1, description="the replicas' --chunk-separator, if they have one; default: none"
     )
     chunk_scope: ScopeName = Field("system", description="the replicas' --chunk-scope")
-    documents: FindsDocuments = Field("off", description="the replicas' --documents")
-    document_patterns: Path | None = Field(None, description="the replicas' --document-patterns, if they have one")
+    documents: str = Field("off", description="the replicas' --documents")

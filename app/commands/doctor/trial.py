@@ -18,6 +18,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app.advice import advice_for, remedy_for
 from app.commands.doctor.finding import Finding
+from app.modes import strategy_of
 from app.settings import Settings
 from engine_ext.start.positions import model_config
 from engine_ext.start.refusals import ATTEND, DECODING, IN_PLACE, MEASURED
@@ -40,7 +41,7 @@ _COPIERS: Final = {
 _INSTEAD: Final = {
     IN_PLACE: "leave out --chunk-cache-placement in-place: chunks are copied",
     ATTEND: "leave out --chunk-cache-placement attend: chunks are copied",
-    MEASURED: "leave out --chunk-sparse-budget, --chunk-recompute, --chunk-reread: such requests run in full attention",
+    MEASURED: "choose a --chunk-mode without %P, ~P% and +P%: such requests run in full attention",
     DECODING: "leave out --decode-sparse-budget: generated tokens attend to everything",
 }
 """Advice where settings ask for what is refused."""
@@ -49,7 +50,7 @@ _INSTEAD: Final = {
 def refused_before_start(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
     """Checks flags and model without an engine. Raises an error for flags or a model that the start refuses."""
     engine_args = AsyncEngineArgs.from_cli_args(args)
-    model = model_config(engine_args, settings.chunk_position_strategy, settings.chunk_window)
+    model = model_config(engine_args, strategy_of(settings.chunk_mode) if settings.chunk_mode else None)
     if settings.chunk_cache == "off":
         yield Finding("FAIL", f"the chunk cache is {SWITCHED_OFF}", remedy_for(SWITCHED_OFF))
     elif reason := unsupported_reason(engine_args, model, in_place=settings.chunk_cache_placement == "in-place"):

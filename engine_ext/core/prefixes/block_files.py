@@ -55,12 +55,10 @@ class BlockFiles:
     :func:`engine_ext.core.file_server.listen`.
     """
 
-    def __init__(self, mover: BlockMover, chain: TierChain, engine: Engine, timeout_s: float) -> None:
-        """``timeout_s`` bounds the staging of one prefix; what is found until then is used."""
+    def __init__(self, mover: BlockMover, chain: TierChain, engine: Engine) -> None:
         self._mover = mover
         self._chain = chain
         self._engine = engine
-        self._timeout_s = timeout_s
         self._lock = threading.Condition()
         self._staged: dict[str, dict[str, Tensors]] = {}
         self._waiting: deque[tuple[Address, BlankFile, Moves]] = deque()
@@ -142,7 +140,7 @@ class BlockFiles:
         answer.held = {tier.name: tier.num_bytes for tier in self._chain.tiers}
 
     def _stage(self, message: StageBlocks) -> int:
-        deadline, found = time.monotonic() + self._timeout_s, dict[str, Tensors]()
+        deadline, found = time.monotonic() + self._chain.timeout_s, dict[str, Tensors]()
         with self._lock:
             room = MOST_STAGED_BYTES // self._mover.num_bytes - sum(map(len, self._staged.values()))
             self._staged[message.name] = found

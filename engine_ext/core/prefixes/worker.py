@@ -50,13 +50,11 @@ class TierOffloadingWorker(OffloadingWorker):
 _files: BlockFiles | None = None
 
 
-def serve_blocks(
-    half: WorkerHalf, chain: TierChain, engine: tuple[str, int, int], timeout_s: float
-) -> Callable[[Connection], None]:
+def serve_blocks(half: WorkerHalf, chain: TierChain, engine: tuple[str, int, int]) -> Callable[[Connection], None]:
     """Gives this process's :class:`TierOffloadingWorker`, which vLLM made before, its files; returns their answerer.
 
     ``engine`` has the fields of :class:`engine_ext.core.prefixes.block_files.Engine`.
     """
     global _files
-    _files = BlockFiles(BlockMover(half), chain, Engine(*engine), timeout_s)
+    _files = BlockFiles(BlockMover(half), chain, Engine(*engine))
     return _files.answer

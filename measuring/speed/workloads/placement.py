@@ -19,7 +19,7 @@ _ALONE, _NAMESPACE = "one client", "placement"
 _FLAGS: Final[dict[System, tuple[str, tuple[str, ...]]]] = {
     "stock": (STOCK, ()),
     "warm": (TESSERA, ("--chunk-cache-placement", "copy")),
-    "in place": ("in-place", ("--chunk-position-strategy", "parallel", "--chunk-cache-placement", "in-place")),
+    "in place": ("in-place", ("--chunk-mode", "parallel", "--chunk-cache-placement", "in-place")),
     "attend": ("attend", ("--chunk-cache-placement", "attend")),
 }
 """Each system's server, and its own flags."""

@@ -99,7 +99,7 @@ async def test_the_order_and_number_of_texts_do_not_matter(minilm):
 
 @pytest.mark.parametrize("url", ["host/v1", "ftp://host/v1", "http:///v1", "http://host/v1?modle=m", ""])
 def test_another_url_is_refused(url):
-    with pytest.raises(EmbeddingError, match="--embeddings-url is http"):
+    with pytest.raises(EmbeddingError, match="--retriever takes http"):
         Endpoint(url)
 
 

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from app.collections import embeddings, hybrid
-from app.collections.embeddings import EmbeddingError, Endpoint, LocalModel
+from app.collections.embeddings import Endpoint, LocalModel
 from app.collections.hybrid import Hybrid
 from app.collections.retrieval import Retrieval
-from app.collections.retrievers import Ranked
+from app.collections.retrievers import Ranked, UnknownRetrieverError, make_retriever
 from app.collections.store import Collections, Corpus
 from app.settings import Settings
 from tests.app.collections.endpoint import EndpointStandIn
@@ -39,7 +38,7 @@ def stored(collections: Collections, texts: dict[str, str] = TEXTS) -> Corpus:
 
 
 def made(stand_in: EndpointStandIn) -> Hybrid:
-    return Hybrid.of_settings(Settings(retriever="hybrid", embeddings_url=f"{stand_in.url}?model=m"))
+    return Hybrid.of_url(f"{stand_in.url}?model=m")
 
 
 async def found(retriever: Hybrid, question: str, corpus: Corpus, top_k: int = 1) -> tuple[list[str], str | None]:
@@ -143,7 +142,7 @@ async def test_a_model_that_changed_behind_its_name_is_told(stand_in, collection
 
 async def test_a_reranker_has_the_last_word(stand_in):
     url = f"{stand_in.url}?model=m&reranker=r"
-    corpus, retriever = corpus_of(TEXTS), Hybrid.of_settings(Settings(retriever="hybrid", embeddings_url=url))
+    corpus, retriever = corpus_of(TEXTS), Hybrid.of_url(url)
     assert await found(retriever, "my cat", corpus, 2) == (["dwelling", "kitten"], None)  # the longest two
     stand_in.answers["/v1/rerank"] = 404, "no such model"
     files, degraded = await found(retriever, "my cat", corpus)
@@ -157,12 +156,14 @@ async def test_an_empty_collection_has_nothing(stand_in, texts):
 
 
 def test_what_is_missing_is_told_at_the_start():
-    with pytest.raises(EmbeddingError, match="hybrid needs --embeddings-url"):
-        Hybrid.of_settings(Settings(retriever="hybrid"))
-    with pytest.raises(EmbeddingError, match="/nowhere has no model of embeddings"):
-        Hybrid.of_settings(Settings(retriever="hybrid", embeddings_url="file:///nowhere"))
-    with pytest.raises(ValidationError, match="is for --retriever hybrid"):
-        Settings(embeddings_url="http://host/v1")
+    with pytest.raises(UnknownRetrieverError, match="/nowhere has no model of embeddings"):
+        make_retriever(Settings(retriever="file:///nowhere"))
+    with pytest.raises(UnknownRetrieverError, match="--retriever takes http"):
+        make_retriever(Settings(retriever="ftp://host/v1"))
+
+
+def test_a_key_in_the_url_is_not_shown():
+    assert "sesame" not in repr(Settings(retriever="http://:sesame@host/v1?model=a"))
 
 
 async def test_most_answers_are_found_in_five_languages(minilm):

@@ -12,6 +12,9 @@ from tests.app.helpers import refused
 DEFAULTS = CacheOptions(position_strategy=PositionStrategy.OFFSET)
 
 
+QUARTER = Sparse(budget_share=0.25)
+
+
 @pytest.mark.parametrize("value", [None, {}])
 def test_nothing_given_is_the_defaults(value):
     assert parse_cache_field(value).options(None, DEFAULTS) == DEFAULTS
@@ -26,11 +29,12 @@ def test_every_choice_reaches_the_engine():
 @pytest.mark.parametrize(
     ("given", "default", "sparse"),
     [
-        ({}, Sparse(100), Sparse(100)),
+        ({}, QUARTER, QUARTER),
         ({"sparse": {}}, None, Sparse()),
-        ({"sparse": {"budget_share": 0.25, "mass": 0.9}}, Sparse(100), Sparse(100, 0.25, 0.9)),
-        ({"sparse": {"budget_tokens": 900}}, Sparse(100), Sparse(900)),
-        ({"sparse": {"gaps": "close"}}, Sparse(100), Sparse(100, closes_gaps=True)),
+        ({"sparse": {"mass": 0.9}}, QUARTER, Sparse(None, 0.25, 0.9)),
+        ({"sparse": {"budget_share": 0.5}}, QUARTER, Sparse(None, 0.5)),
+        ({"sparse": {"budget_tokens": 900}}, QUARTER, Sparse(900)),
+        ({"sparse": {"gaps": "close"}}, QUARTER, Sparse(None, 0.25, closes_gaps=True)),
     ],
 )
 def test_budgets_are_completed_by_the_servers(given, default, sparse):

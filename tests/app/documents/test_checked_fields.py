@@ -30,11 +30,6 @@ from tests.fuzzing import json_values
         ("structured_outputs", {"json": {"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}}),
         ("response_format", "json"),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}),
-        ("stop", "\ud800"),
-        ("bad_words", ["\udfff"]),
-        ("messages", [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]),
-        ("messages", [{"\ud800": 1}]),
-        ("request_id", "\ud800"),
         ("request_id", "a\nERROR b"),
         ("request_id", "x" * (LONGEST_REQUEST_ID + 1)),
         ("request_id", 5),
@@ -57,8 +52,6 @@ def test_what_is_refused(field, value):
 
 
 def test_names_are_text_too_and_may_be_spelled_with_escapes():
-    with refused("body"):
-        check_fields({"\ud800": 1})
     with refused("body"):
         check_fields({f"name{number}": 1 for number in range(MOST_ITEMS + 1)})
     with refused("vllm_xargs"):

@@ -113,8 +113,6 @@ class TestChatEndpoints:
     def test_a_bad_document_is_named(self, extract, field):
         with refused("documents.1.text", "text is empty"):
             extract({field: [user("why?")], "documents": ["one", {"text": ""}]}, None)
-        with refused(f"{field}.0.content.1.text", "not Unicode text"):
-            extract({field: [user([IMAGE, text("\ud800|why?")])]}, "|")
 
 
 class TestResponses:

@@ -4,7 +4,7 @@
 import pytest
 
 from app.documents.found import finder
-from app.documents.patterns import PATTERNS, PatternError, patterns_with
+from app.documents.patterns import PATTERNS, PatternError, patterns_of
 from tests.support.app_prompts import FORMS, QUESTION
 from tests.support.cpu_time import cpu_seconds
 
@@ -57,7 +57,7 @@ def test_further_forms_come_from_a_file(tmp_path):
     file = tmp_path / "forms.toml"
     form = 'app = "Mine"\nstart = "### Passage {number} ({text})\\n"\nend = ["\\n### ", "{end}"]'
     file.write_text(f"[[pattern]]\n{form}\n")
-    patterns = patterns_with(file)
+    patterns = patterns_of(str(file))
     assert found("### Passage 1 (a.pdf)\none\n### Passage 2 (b.pdf)\ntwo\nlines", patterns) == ["one", "two\nlines"]
     assert patterns[1:] == PATTERNS
 
@@ -78,7 +78,7 @@ def test_a_file_that_can_not_be_used_is_refused_in_words(form, words, tmp_path):
     if form is not None:
         file.write_text(f'[[pattern]]\napp = "a"\n{form}\n')
     with pytest.raises(PatternError, match=words):
-        patterns_with(file)
+        patterns_of(str(file))
 
 
 @pytest.mark.parametrize(

@@ -312,7 +312,7 @@ def test_source_code_keeps_its_lines():
         (b"\x00\x01\xfe", "a.txt", "the file is not text"),
         (b"not a PDF", "a.pdf", "this is not a PDF that can be read"),
         (b"%PDF-1.7\n1 0 obj", "a.pdf", "this is not a PDF that can be read"),
-        (make_pdf([]), "a.pdf", "no text in this PDF; a scan would have to go through OCR"),
+        (make_pdf([]), "a.pdf", "no text in this PDF; scans are read with the extra ocr"),
         (make_pdf(["a"], password="secret"), "a.pdf", "this PDF is encrypted"),
         (b"PK\x03\x04", "a.docx", "this is not a docx file that can be read"),
         (docx(paragraph("x"))[:400], "a.docx", "this is not a docx file that can be read"),
@@ -340,7 +340,7 @@ def test_limits(monkeypatch):
             read(file, name)
 
 
-def test_scans_are_read_by_ocr_where_it_is_wanted():
+def test_scans_are_read_by_ocr_where_it_is_installed(monkeypatch):
     pytest.importorskip("rapidocr", reason="needs the extra ocr")
     from PIL import Image, ImageDraw, ImageFont
 
@@ -348,6 +348,7 @@ def test_scans_are_read_by_ocr_where_it_is_wanted():
     ImageDraw.Draw(page).text((100, 100), "The code is 7342.", fill="black", font=ImageFont.load_default(40))
     scan = io.BytesIO()
     page.save(scan, "PDF")
-    with pytest.raises(UnreadableFileError, match="--ocr"):
+    assert read(scan.getvalue(), "a.pdf").text.strip() == "The code is 7342."
+    monkeypatch.setattr(readers, "has_ocr", lambda: False)
+    with pytest.raises(UnreadableFileError, match="extra ocr"):
         read(scan.getvalue(), "a.pdf")
-    assert read(scan.getvalue(), "a.pdf", ocr=True).text.strip() == "The code is 7342."

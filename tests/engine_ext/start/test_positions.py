@@ -8,7 +8,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app.models.random_model import build_random_model
 from engine_ext.client.position_limit import longest_chunk, trained_positions, window_of
-from engine_ext.start.positions import check_window, extend_positions
+from engine_ext.start.positions import extend_positions
 from engine_ext.start.support import UnsupportedFlagError
 
 
@@ -39,15 +39,6 @@ def test_models_keep_their_own_length_otherwise(folder, limit):
     assert (same.max_model_len, same.hf_overrides) == (limit, {})
     model = same.create_model_config()
     assert trained_positions(model) == longest_chunk(model) == model.max_model_len == (limit or 512)
-
-
-@pytest.mark.parametrize(("window", "refused"), [(None, False), (511, False), (512, True), (4096, True)])
-def test_windows_leave_positions_for_question_and_answer(window, refused, folder, monkeypatch):
-    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0")
-    extended = arguments(folder, 4096)
-    extend_positions(extended)
-    with pytest.raises(UnsupportedFlagError, match=r"--chunk-window \d+: .* 512 pos") if refused else nullcontext():
-        check_window(extended.create_model_config(), window)
 
 
 def test_scaled_positions_are_refused(folder):

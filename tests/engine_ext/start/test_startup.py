@@ -87,7 +87,7 @@ BEFORE_THE_START = {
 }
 AFTER_IT = {
     "keys of an fp8 cache turn": Way(
-        "rounds them once more", "--chunk-position-strategy parallel", engine=lambda: Engine(kv_dtype="fp8")
+        "rounds them once more", "--chunk-mode parallel", engine=lambda: Engine(kv_dtype="fp8")
     ),
     "a worker refuses": Way(
         "layer 0 uses ALiBi", OTHERWISE, engine=lambda: Engine([POOL, {"reason": "layer 0 uses ALiBi"}])

@@ -39,8 +39,8 @@ class Worker:
     def __init__(self, folder: Path, tier: Any, rank: int, fingerprint: str = "engine") -> None:
         self.blocks = [torch.randn(BLOCKS, BLOCK, HEADS, SIZE) for _ in NAMES]
         half = make_half(self.blocks, 2, 32)
-        chain = TierChain([tier], TIER_S)
-        self.files = BlockFiles(BlockMover(half), chain, Engine(fingerprint, rank, WORKERS), TIER_S)
+        tier.timeout_s = TIER_S
+        self.files = BlockFiles(BlockMover(half), TierChain([tier]), Engine(fingerprint, rank, WORKERS))
         listen(blocks_address(f"{folder}/{rank}"), self.files.answer)
 
     def kv(self, block_ids: list[int]) -> torch.Tensor:
