@@ -29,8 +29,16 @@ _IPV4_WITHIN: Final = (
     (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4
 )
 """IPv6 networks that lead to IPv4 addresses, and by how many bits the IPv4 address is shifted in theirs."""
-_NO_SERVERS: Final = frozenset(map(ipaddress.ip_address, ("255.255.255.255", "fd00:ec2::254")))
-"""Broadcast, and a cloud's metadata service, which isn't at a link-local address."""
+_NO_SERVERS: Final = (
+    ipaddress.ip_network("255.255.255.255"),  # broadcast
+    ipaddress.ip_network("64:ff9b:1::/48"),  # NAT64 of a network's own, any part of which may be an IPv4 address
+    ipaddress.ip_network("100.100.100.200"),  # Alibaba's metadata
+    ipaddress.ip_network("168.63.129.16"),  # Azure's
+    ipaddress.ip_network("192.0.0.192"),  # Oracle's
+    ipaddress.ip_network("fd00:ec2::254"),  # Amazon's
+    ipaddress.ip_network("fd20:ce::254"),  # Google's
+)
+"""Addresses of no replica. Where clouds keep secrets is mostly link-local, but not always."""
 _MOST: Final = 1 << 63
 """Exclusive upper bound of a heartbeat's numbers: prices and exported metrics are floating point."""
 
@@ -120,7 +128,10 @@ def origin_of(text: str) -> str:
     if url.userinfo or parts.path.rstrip("/") or parts.query or parts.fragment or {*"?#@\\ "} & {*text}:
         raise ValueError(f"more than scheme, host and port: {text!r}"[:200])
     if any(
-        each.is_link_local or each.is_multicast or each.is_unspecified or each in _NO_SERVERS
+        each.is_link_local
+        or each.is_multicast
+        or each.is_unspecified
+        or any(each in network for network in _NO_SERVERS)
         for each in _addresses(url.host)
     ):
         raise ValueError(f"no server's address: {text!r}"[:200])

@@ -7,7 +7,7 @@
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse

@@ -195,6 +195,10 @@ NO_ORIGINS = {
     "link-local in disguise": ["http://2852039166", "http://0xa9fea9fe", "http://[::ffff:169.254.169.254]"],
     "link-local by way of IPv6": [
         "http://[64:ff9b::a9fe:a9fe]",
+        "http://[64:ff9b:1:a9fe:a9:fe00::]",
+        "http://100.100.100.200",
+        "http://[::ffff:192.0.0.192]",
+        "http://[fd20:ce::254]",
         "http://[::169.254.169.254]",
         "http://[2002:a9fe:a9fe::]",
         "http://[::ffff:0:169.254.169.254]",
