@@ -105,10 +105,14 @@ async def build_tessera_app(
 
 
 def _context(engine: ChunkEngine, settings: Settings, profile: Profile | None, marks: Marks) -> ServerContext:
-    """State that the server's endpoints and middleware share."""
+    """State that the server's endpoints and middleware share, with what the model decides of the settings."""
+    decided = {
+        "chunk_mode": settings.chunk_mode or engine.strategy.strategy.value,
+        "chunk_max_tokens": min(settings.chunk_max_tokens, longest_chunk(engine.model_config)),
+    }
     return ServerContext(
         engine,
-        settings.model_copy(update={"chunk_mode": settings.chunk_mode or engine.strategy.strategy.value}),
+        settings.model_copy(update=decided),
         make_retrieval(settings),
         marks,
         Extraction(engine.renderer.tokenizer_json),

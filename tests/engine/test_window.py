@@ -60,9 +60,13 @@ def test_all_lengths_and_orders_are_exact(
 def test_a_long_document_is_split_into_chunks_within_the_window(
     windowed: TesseraServer, reference: Oracle, text: Callable[[int], str]
 ) -> None:
-    response = answer(windowed, [text(900)], text(20))
+    long = text(900)
+    response = answer(windowed, [long], text(20))
     assert len(response["cache"]["chunks"]) == 4
     assert_exact(response, reference, POSITIONS)
+    given = {"filename": "a.txt", "max_tokens": 4096}
+    split = windowed.client.post("/v1/rag/split", params=given, content=long.encode()).json()["chunks"]
+    assert WINDOW // 2 < max(chunk["tokens"] for chunk in split) <= WINDOW
 
 
 def test_prompts_in_full_attention_stay_within_the_trained_positions(
