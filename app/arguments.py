@@ -70,6 +70,7 @@ def refusal(error: Exception, args: argparse.Namespace) -> str | None:
     from app.access.tenants import TenantsFileError
     from app.advice import off_message
     from app.collections.retrievers import UnknownRetrieverError
+    from app.documents.patterns import PatternError
     from app.models.packaged_models import PackagedModelError
     from app.profile import ProfileError
     from app.settings import UnknownSettingError
@@ -80,7 +81,7 @@ def refusal(error: Exception, args: argparse.Namespace) -> str | None:
     if isinstance(error, ValidationError):
         return _first_error(error)
     ours = (ExposedError, TenantsFileError, UnknownRetrieverError, UnknownSettingError, UnsupportedFlagError)
-    if isinstance(error, (*ours, PackagedModelError, TierConfigError, ProfileError)):
+    if isinstance(error, (*ours, PackagedModelError, PatternError, TierConfigError, ProfileError)):
         return str(error)
     if isinstance(error, RequiredCacheError):
         return f"not started (--chunk-cache require). {off_message(str(error))}"

@@ -29,7 +29,6 @@ from app.documents.openai_documents import (
     EXTRACTORS,
     NOT_BESIDE_DOCUMENTS,
     DocumentsRequest,
-    dumped,
     finds_documents,
     from_chat,
 )
@@ -305,7 +304,7 @@ async def render(
 def _inserted(request: DocumentsRequest, marked: str | list[str]) -> bytes:
     """The body with its documents; raises :class:`BadRequestError`."""
     request.insert(marked)
-    return dumped(request.body).encode()
+    return json.dumps(request.body).encode()
 
 
 def _may_have_documents(body: bytes, settings: Settings) -> bool:

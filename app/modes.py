@@ -34,7 +34,7 @@ def is_mode(name: str) -> bool:
 
 def _known(name: str) -> str:
     if not is_mode(name):
-        raise ValueError(f"there is no mode {name!r}: full, {', '.join(PositionStrategy)}, also with %P, ~P% or +P%")
+        raise ValueError(f"there is no mode {name!r}: {', '.join(PositionStrategy)}, also with %P, ~P% or +P%")
     return name
 
 
@@ -85,7 +85,7 @@ def in_mode(options: CacheOptions, mode: str) -> CacheOptions:
         position_strategy=strategy_of(mode),
         recompute=recompute_of(mode),
         reread=reread_of(mode),
-        sparse=Sparse(budget_share=share) if share < 1 else options.sparse,
+        sparse=Sparse(budget_share=share) if share < 1 else None,
     )
 
 

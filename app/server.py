@@ -30,6 +30,7 @@ from app.collections.retrieval import make_retrieval
 from app.collections.retrievers import make_retriever
 from app.context import ServerContext
 from app.documents.extraction import Extraction
+from app.documents.patterns import patterns_of
 from app.errors import answer_errors
 from app.http.cut_off import CutOffMiddleware
 from app.http.messages import PlainPathsMiddleware, hand_over
@@ -189,10 +190,11 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
     """Prepares arguments and logging before the engine starts.
 
     Raises :class:`UnsupportedFlagError`, :class:`TierConfigError`, :class:`ExposedError`, :class:`TenantsFileError`,
-    :class:`ProfileError`, :class:`UnknownRetrieverError`.
+    :class:`PatternError`, :class:`ProfileError`, :class:`UnknownRetrieverError`.
     """
     configure_logging(settings)
-    make_retriever(settings)  # fails early
+    make_retriever(settings)  # fails early, as does the next one
+    patterns_of(settings.documents)
     if args.served_model_name is None and (folder := Path(args.model)).is_dir():
         args.served_model_name = [folder.resolve().name]
     args.host = checked_host(args.host, _tenants(args, settings), allow_anonymous=settings.allow_anonymous)

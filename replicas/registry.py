@@ -38,7 +38,7 @@ _NO_SERVERS: Final = (
     ipaddress.ip_network("fd00:ec2::254"),  # Amazon's
     ipaddress.ip_network("fd20:ce::254"),  # Google's
 )
-"""Addresses of no replica. Where clouds keep secrets is mostly link-local, but not always."""
+"""Addresses of no replica. Most clouds' metadata services are at link-local addresses; these are not."""
 _MOST: Final = 1 << 63
 """Exclusive upper bound of a heartbeat's numbers: prices and exported metrics are floating point."""
 

@@ -107,7 +107,7 @@ def make_retriever(settings: Settings) -> Retriever:
     found = {each.name: each for each in importlib.metadata.entry_points(group=ENTRY_POINTS)}
     if name not in found:
         raise UnknownRetrieverError(
-            f"there is no retriever {name!r}; there are {', '.join(sorted(found))}, and URLs of embeddings"
+            f"there is no retriever {name!r}; there are {', '.join(sorted(found))} and, by URL, embedding models"
         )
     try:
         retriever: Retriever = found[name].load()()

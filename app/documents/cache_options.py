@@ -36,7 +36,7 @@ class SparseField(BaseModel):
         le=1,
         strict=True,
         description="share of the chunks' tokens that is kept, at most; default: the "
-        "server's, else all; with budget_tokens, all",
+        "server's share, or all if there is none or budget_tokens is given",
     )
     mass: float = Field(
         1.0, gt=0, le=1, strict=True, description="keep no more chunks than get this share of the question's attention"

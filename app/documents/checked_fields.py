@@ -4,6 +4,7 @@
 One check of a body's values, and one table of fields, before vLLM sees them.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,7 +12,6 @@ from itertools import islice
 from typing import Any, Final
 
 from app.documents.document import BadRequestError
-from app.http.messages import object_in
 
 _INTEGERS: Final = range(-(1 << 63), 1 << 63)
 """Integers that vLLM's processes can send to one another."""
@@ -125,7 +125,10 @@ def _response_format(value: Any) -> str | None:
 
 def _schema(schema: Any) -> str | None:
     if isinstance(schema, str):
-        schema = object_in(schema.encode())
+        try:
+            schema = json.loads(schema)  # as vLLM does
+        except (ValueError, RecursionError):
+            return None
     return "the schema is only a reference to itself" if isinstance(schema, dict) and _is_circular(schema) else None
 
 

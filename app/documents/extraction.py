@@ -73,14 +73,15 @@ class Extraction:
 
     def _split(self, file: bytes, about: dict[str, Any]) -> list[Piece]:
         process = self._idle.pop() if self._idle else self._started()
-        watch = threading.Timer(_max_seconds() * _SLOWDOWN, process.kill)
+        watch = threading.Timer(_max_seconds(about["name"]) * _SLOWDOWN, process.kill)
         watch.start()
         try:
             *pieces, end = _asked(process, file, about)
         except (OSError, ValueError, struct.error) as error:  # the process has ended
             is_late = not watch.is_alive() or process.wait() == -signal.SIGXCPU
             self._end(process)
-            why = f"takes longer than {MAX_SECONDS} s" if is_late else f"breaks its reader, or {_TOO_MUCH_MEMORY}"
+            late = f"takes longer than {_max_seconds(about['name'])} s"
+            why = late if is_late else f"breaks its reader, or {_TOO_MUCH_MEMORY}"
             raise UnreadableFileError(f"reading this file {why}") from error
         finally:
             watch.cancel()
@@ -142,7 +143,7 @@ def _main() -> None:
     tokenizer = DocumentTokenizer(_read(asked).decode())
     while asked.peek(1):
         about, file = json.loads(_read(asked)), _read(asked)
-        _limit_cpu_time(_max_seconds())
+        _limit_cpu_time(_max_seconds(about["name"]))
         found = _answers(tokenizer, file, **about)
         _write(answers, *(json.dumps(answer).encode() for answer in found))
         del file
@@ -168,8 +169,8 @@ def _memory_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def _max_seconds() -> int:
-    return MAX_SECONDS * (_OCR if has_ocr() else 1)
+def _max_seconds(name: str) -> int:
+    return MAX_SECONDS * (_OCR if suffix_of(name) == ".pdf" and has_ocr() else 1)
 
 
 def _limit_cpu_time(seconds: int) -> None:

@@ -5,7 +5,6 @@ Each function takes the JSON body and returns a copy without our fields, with th
 marked text; ``None`` for a request without documents and cache options.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
@@ -141,14 +140,6 @@ def finds_documents(body: Mapping[str, Any], default: FindsDocuments) -> bool:
     if wanted not in (None, *get_args(FindsDocuments)):
         raise BadRequestError("cache.documents must be auto or off", "cache.documents")
     return (wanted or default) == "auto" and not any(body.get(name) for name in WITHOUT_DOCUMENTS)
-
-
-def dumped(value: Any, **options: Any) -> str:
-    """Dumps parsed JSON; raises :class:`BadRequestError` if it is nested too deeply."""
-    try:
-        return json.dumps(value, **options)
-    except RecursionError as error:
-        raise BadRequestError("the request is nested too deeply", "body") from error
 
 
 def system_texts(body: Mapping[str, Any]) -> list[str]:

@@ -188,7 +188,7 @@ class PatternFile(BaseModel):
         try:
             return cls.model_validate(tomllib.loads(path.read_text("utf-8")))
         except OSError as error:
-            raise PatternError(f"{path}: {error.strerror}") from error
+            raise PatternError(f"--documents is auto, off or a file of forms; {path}: {error.strerror}") from error
         except ValidationError as error:
             fault = error.errors()[0]
             raise PatternError(f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error

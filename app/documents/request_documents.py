@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registry keys of a request's documents, the same in routers and replicas."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -8,7 +9,7 @@ from typing import Any, Final
 from app.documents.cache_options import cache_salt_of, parse_cache_field
 from app.documents.document import BadRequestError, Document
 from app.documents.found import finder
-from app.documents.openai_documents import EXTRACTORS, dumped, finds_documents, system_texts
+from app.documents.openai_documents import EXTRACTORS, finds_documents, system_texts
 from app.documents.patterns import PATTERNS, Pattern
 from app.http.messages import object_in
 from cache.report import FindsDocuments, ScopeName
@@ -63,11 +64,8 @@ def conversation_of(body: Mapping[str, Any]) -> list[Wanted]:
         beginning, turns = _beginning(body)
     if not turns or not beginning:
         return []
-    try:
-        (key,) = text_keys([str(body.get("model") or "")], [dumped(beginning, sort_keys=True, default=str)])
-        return [Wanted(key, 1 + len(dumped(turns, default=str)) // CHARACTERS_PER_TOKEN)]
-    except BadRequestError:
-        return []
+    (key,) = text_keys([str(body.get("model") or "")], [json.dumps(beginning, sort_keys=True, default=str)])
+    return [Wanted(key, 1 + len(json.dumps(turns, default=str)) // CHARACTERS_PER_TOKEN)]
 
 
 def _beginning(body: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -87,7 +85,7 @@ def keys_of(
 ) -> list[DocumentKey]:
     """Keys of documents by text. ``systems``: the texts before the documents, part of the key in scope ``system``."""
     shaping = {name: body[name] for name in ("tools", "chat_template_kwargs") if body.get(name)}
-    before = [*(text for text in systems if text), dumped(shaping, sort_keys=True, default=str)]
+    before = [*(text for text in systems if text), json.dumps(shaping, sort_keys=True, default=str)]
     context = [str(body.get("model") or ""), options.namespace, options.scope]
     if options.scope == "system":
         context += before

@@ -3,7 +3,7 @@
 
 JSON is parsed once: by the first middleware that asks, for all behind it and for the endpoint. Parsing keeps all other
 threads waiting. Long bodies are parsed in a thread, so that the event loop has its turns before the endpoint checks the
-fields; by pydantic's parser, which takes a tenth of the time of Python's for fractions and for wide characters.
+fields; by pydantic's parser, which takes a tenth of the time of Python's for fractions, and no halves of characters.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.routing import APIRoute, request_response
 from pydantic_core import from_json
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -175,7 +176,7 @@ class _Json:
     @classmethod
     def of(cls, body: bytes) -> "_Json":
         try:
-            return cls(body, from_json(body.removeprefix(BOM_UTF8)))
+            return cls(body, from_json(body.removeprefix(BOM_UTF8), cache_strings="none"))
         except ValueError as error:
             return cls(body, wrong=str(error))
 
@@ -211,6 +212,9 @@ def hand_over(app: FastAPI) -> None:
 
 def _with_parsed(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
     async def handled(request: Request) -> Response:
+        kind, options = parse_options_header(request.headers.get("content-type"))
+        if kind.startswith(b"multipart/") and options.get(b"charset", b"utf-8").lower() != b"utf-8":
+            raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "forms are in UTF-8")
         return await handler(_ParsedRequest(request.scope, request.receive))
 
     return handled
@@ -230,5 +234,7 @@ class _ParsedRequest(Request):
         if known is None or known.body != body:
             known = _Json.of(body)
         if known.wrong is not None:
-            raise JSONDecodeError(known.wrong, "", 0)
+            error = JSONDecodeError(known.wrong, "", 0)
+            error.args = (known.wrong,)  # which says where
+            raise error
         return known.value

@@ -73,7 +73,7 @@ _DESCRIPTIONS = {
     HTTPStatus.CONFLICT: "The state of the cache does not allow it; `error.message` says why.",
     HTTPStatus.GONE: "The chunk of an id is no longer cached: send its text again.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body, or the file, is too large.",
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "This kind of file can't be split.",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "This kind of file can't be split, or the body is of another kind than JSON.",
     HTTPStatus.TOO_MANY_REQUESTS: "The tenant has reached a limit; `Retry-After` says when to retry.",
     HTTPStatus.NOT_IMPLEMENTED: "The model, or the server as it is configured, can't do this.",
     HTTPStatus.BAD_GATEWAY: "The server's retriever failed; `error.message` says why.",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from cache.report import FindsDocuments, ScopeName
+from cache.report import ScopeName
 
 MOST_ONGOING_REQUESTS = 1024
 """Requests that Ray admits to one replica at once; vLLM's queue is better than Ray's, which polls."""
@@ -32,7 +32,7 @@ class Options(BaseModel):
     registry: str | None = Field(None, description="as --registry of tessera serve; default: routing by hash and load")
     chunk_separator: str | None = Field(None, min_length=1, description="as --chunk-separator")
     chunk_scope: ScopeName = Field("system", description="as --chunk-scope")
-    documents: FindsDocuments = Field("off", description="as --documents")
+    documents: str = Field("off", description="as --documents")
     engine: Mapped = Field(default_factory=dict, description="Ray's options of the engine's deployment")
     ingress: Mapped = Field(default_factory=dict, description="Ray's options of the ingress deployment")
 

@@ -123,7 +123,7 @@ def _parse(url: str) -> _Parsed:
         raise TierConfigError(f"tier {url}: name={name} is no name, as in name=shared")
     timeout = options.pop("timeout", f"{TIMEOUT_S:g}")
     if not _SECONDS.fullmatch(timeout) or not 0 < float(timeout) <= MAX_TIMEOUT_S:
-        raise TierConfigError(f"tier {url}: timeout={timeout} is no number of seconds, {MAX_TIMEOUT_S} at most")
+        raise TierConfigError(f"tier {url}: timeout={timeout} is not a number of seconds up to {MAX_TIMEOUT_S}")
     return _Parsed(parts, name, max_bytes, float(timeout), options, make)
 
 

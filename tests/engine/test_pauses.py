@@ -87,7 +87,7 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "a number": lambda: b'{"max_tokens": ' + b"9" * (SIZE - 20) + b"}",
     "spaces": lambda: b" " * SIZE,
     "no JSON": lambda: b"\xff" * SIZE,
-    "nesting": lambda: json.dumps(chat(chat_template_kwargs=json.loads("[" * 900 + "]" * 900))).encode(),
+    "nesting": lambda: json.dumps(chat(chat_template_kwargs=json.loads("[" * 190 + "]" * 190))).encode(),
     "as many arrays as may be": lambda: json.dumps(every_field([[]] * (MOST_CONTAINERS // 8))).encode(),
     "as many values as may be": lambda: json.dumps(every_field([1] * (MOST_VALUES // 8))).encode(),
     "tokens": lambda: json.dumps(chat(prompt=[7] * (MOST_VALUES - 100))).encode(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The retriever `hybrid` against vLLM's own embeddings endpoint, and without it."""
+"""The retriever of embeddings against vLLM's own embeddings endpoint, and without it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

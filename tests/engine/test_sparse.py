@@ -17,7 +17,7 @@ Text = Callable[[int], str]
 BLOCK = 32
 LAYER = 1
 SPARSE = ("--chunk-probe-layers", str(LAYER), "--block-size", str(BLOCK))
-"""All that fits by default: each request has its own budget."""
+"""Each request has its own budget."""
 LITTLE = ("--num-gpu-blocks-override", "18", "--max-model-len", str(17 * BLOCK), "--chunk-cache-memory", "4MiB")
 """Blocks for one context, and a pool for two."""
 LENGTHS = (60, 90, 45, 120, 75, 30)

@@ -193,12 +193,13 @@ NO_ORIGINS = {
     "with tricks": ["http://a@b", "http://a\\@b", "http://a b", "http://a\nb"],
     "link-local": ["http://169.254.169.254", "http://169.254.169.254:80", "http://[fe80::1]", "http://224.0.0.1"],
     "link-local in disguise": ["http://2852039166", "http://0xa9fea9fe", "http://[::ffff:169.254.169.254]"],
+    "clouds' metadata": [
+        *("http://100.100.100.200", "http://168.63.129.16", "http://[::ffff:192.0.0.192]"),
+        *("http://[fd00:ec2::254]", "http://[fd20:ce::254]"),
+    ],
     "link-local by way of IPv6": [
         "http://[64:ff9b::a9fe:a9fe]",
         "http://[64:ff9b:1:a9fe:a9:fe00::]",
-        "http://100.100.100.200",
-        "http://[::ffff:192.0.0.192]",
-        "http://[fd20:ce::254]",
         "http://[::169.254.169.254]",
         "http://[2002:a9fe:a9fe::]",
         "http://[::ffff:0:169.254.169.254]",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The retriever ``hybrid``: by words and meaning, with vectors that are computed once; and without them."""
+"""The retriever of ``--retriever URL``: by words and meaning, with vectors that are computed once; and without them."""
 
 import asyncio
 from collections.abc import Sequence

@@ -51,7 +51,13 @@ def test_what_is_refused(field, value):
         check_fields({"messages": [], field: value})
 
 
-def test_names_are_text_too_and_may_be_spelled_with_escapes():
+@pytest.mark.parametrize("rest", ['"\\ud800"', "[" * 250 + "]" * 250])
+def test_a_schema_in_text_is_read_as_vllm_reads_it(rest):
+    with refused("structured_outputs"):
+        check_fields({"structured_outputs": {"json": f'{{"$ref": "#", "a": {rest}}}'}})
+
+
+def test_names_may_be_spelled_with_escapes():
     with refused("body"):
         check_fields({f"name{number}": 1 for number in range(MOST_ITEMS + 1)})
     with refused("vllm_xargs"):

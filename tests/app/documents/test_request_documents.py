@@ -140,25 +140,13 @@ PATHS = sorted(RAG_PATHS | EXTRACTORS.keys())
 @given(st.sampled_from(PATHS), bodies, st.sampled_from([None, "##"]))
 def test_any_object_has_documents_or_none(path, body, separator):
     parsed = parse_body(path, json.dumps(body).encode())
-    assert all(wanted.tokens >= 0 for wanted in wanted_documents(path, parsed, Reading(separator)))
+    assert parsed is None or all(each.tokens >= 0 for each in wanted_documents(path, parsed, Reading(separator)))
 
 
 @given(st.sampled_from(PATHS), st.binary(max_size=50) | st.text().map(str.encode))
 def test_any_bytes_are_an_object_or_nothing(path, body):
     parsed = parse_body(path, body)
     assert parsed is None or isinstance(wanted_documents(path, parsed, SEPARATED), list)
-
-
-@pytest.mark.parametrize("path", ["/v1/rag/chat", CHAT])
-def test_what_is_nested_almost_too_deeply_to_be_read_has_no_documents(path):
-    """Reading uses less stack than writing, and each has its own limit."""
-    found = []
-    for depth in range(800, 1000):
-        body = f'{{"chunks": ["a"], "documents": ["a"], "messages": [], "tools": {"[" * depth + "]" * depth}}}'
-        if (parsed := parse_body(path, body.encode())) is not None:
-            found.append(wanted_documents(path, parsed))
-    assert found
-    assert not found[-1]
 
 
 def test_many_chunks_behind_a_long_prompt_take_no_longer_than_they_should():

@@ -52,9 +52,9 @@ def parsed(monkeypatch) -> list[threading.Thread]:
     """The threads that have parsed a body, one for each time."""
     threads, parse = [], messages.from_json
 
-    def noted(body):
+    def noted(*given, **options):
         threads.append(threading.current_thread())
-        return parse(body)
+        return parse(*given, **options)
 
     monkeypatch.setattr(messages, "from_json", noted)
     return threads
@@ -117,6 +117,13 @@ async def test_a_byte_order_mark_is_left_out():
 
 async def test_a_form_is_refused_where_json_is_wanted():
     assert (await answer(b"--a--\r\n", Silent, "multipart/form-data; boundary=a")).status_code == 415
+
+
+@pytest.mark.parametrize("charset", ["utf-7", "unicode_escape"])
+async def test_forms_are_in_utf_8(charset):
+    """Half of a character may be spelled in others."""
+    content_type = f"multipart/form-data; boundary=a; charset={charset}"
+    assert (await answer(b"--a--\r\n", Silent, content_type)).status_code == 415
 
 
 async def test_without_middleware_an_endpoint_parses():
