@@ -50,8 +50,8 @@ def raw_path(scope: Scope) -> bytes:
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Headers without the hop-by-hop ones."""
-    listed = [(name.lower(), value) for name, value in headers]
+    """Headers without the hop-by-hop ones, and without white space around values, which the clients here don't send."""
+    listed = [(name.lower(), value.strip(b" \t")) for name, value in headers]
     of_connection = {
         token.strip().lower() for name, value in listed if name == b"connection" for token in value.split(b",")
     }

@@ -121,6 +121,18 @@ async def test_a_request_arrives_as_it_was_sent(cluster):
     assert not given.keys() & {"x-hop", "x-tessera-replica"}
 
 
+@pytest.mark.parametrize("end", [b" ", b"\t", b" \t "])
+async def test_white_space_behind_a_header_is_no_fault_of_the_replicas(cluster, end):
+    """HTTP allows it, httptools keeps it, and h11 wouldn't send it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(cluster.url).port)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx-mine: 1" + end + b"\r\n\r\n")
+    assert (await reader.readline()).split()[1] == b"200"
+    writer.close()
+    ((scope, _),) = cluster.asked
+    assert (b"x-mine", b"1") in scope["headers"]
+    assert await cluster.names() == ["a", "b"]
+
+
 async def test_the_client_that_a_replica_is_told_last_is_the_routers_own(cluster):
     await cluster.client.get("/v1/models", headers={"x-forwarded-for": "10.9.8.7, 127.0.0.1"})
     ((scope, _),) = cluster.asked
