@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple, Self, get_args
 
@@ -75,9 +75,9 @@ class Pattern:
         """The passages in ``text``, in order."""
         if self._anchor not in text:
             return
-        starts = list(self._start.finditer(text))
         ends = sorted((each.start(), _number(each)) for pattern in self._ends for each in pattern.finditer(text))
-        for start, following in pairwise([*starts, None]):
+        # Never a list of all at once: to make one of a long text keeps all other threads waiting.
+        for start, following in pairwise(chain(self._start.finditer(text), [None])):
             if start is not None and (end := self._end_of(start, ends, text, following)) is not None:
                 yield from self._pieces(text, start.end(), end)
 

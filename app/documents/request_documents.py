@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pydantic_core import to_json
+
 from app.documents.cache_options import cache_salt_of, parse_cache_field
 from app.documents.document import BadRequestError, Document
 from app.documents.found import finder
@@ -64,8 +66,9 @@ def conversation_of(body: Mapping[str, Any]) -> list[Wanted]:
         beginning, turns = _beginning(body)
     if not turns or not beginning:
         return []
-    (key,) = text_keys([str(body.get("model") or "")], [json.dumps(beginning, sort_keys=True, default=str)])
-    return [Wanted(key, 1 + len(json.dumps(turns, default=str)) // CHARACTERS_PER_TOKEN)]
+    # Pydantic's takes a tenth of the time of Python's for fractions; either keeps all other threads waiting.
+    (key,) = text_keys([str(body.get("model") or "")], [to_json(beginning).decode()])
+    return [Wanted(key, 1 + len(to_json(turns)) // CHARACTERS_PER_TOKEN)]
 
 
 def _beginning(body: Mapping[str, Any]) -> tuple[Any, Any]:

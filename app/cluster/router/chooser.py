@@ -5,12 +5,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.cluster.router.directory import Directory
 from app.cluster.router.in_flight import InFlight
 from app.cluster.router.metrics import RouterMetrics
-from app.documents.request_documents import Reading, conversation_of, wanted_documents
+from app.documents.request_documents import Reading, conversation_of, parse_body, wanted_documents
 from replicas.registry import Replica
 from replicas.routing import Candidate, Wanted, rank
 
@@ -36,6 +36,16 @@ class Decision:
         return asdict(self)
 
 
+class Asked(NamedTuple):
+    """What a request's body says about where to send it; ``since`` is when it was whole, by the performance counter."""
+
+    since: float
+    parsed: dict[str, Any] | None = None
+    documents: Sequence[Wanted] = ()
+    conversation: Sequence[Wanted] = ()
+    """Instead of documents."""
+
+
 class Chooser:
     """Ranks replicas by :func:`replicas.routing.rank` and this router's running requests."""
 
@@ -46,28 +56,34 @@ class Chooser:
         self._metrics = metrics
         self._reading = reading
 
-    async def choose(self, path: str, parsed: dict[str, Any] | None, name: str | None) -> list[Replica]:
+    def read(self, since: float, path: str, body: bytes) -> Asked:
+        """Read a request's body. Call it in a thread if that is long: it may take seconds."""
+        if not (parsed := parse_body(path, body)):
+            return Asked(since, parsed)
+        documents = wanted_documents(path, parsed, self._reading)[:MOST_ASKED]
+        return Asked(since, parsed, documents, () if documents else conversation_of(parsed))
+
+    async def choose(self, path: str, asked: Asked, name: str | None) -> list[Replica]:
         """The replicas to try, the best first; only the replica ``name``, if given."""
-        replicas = _serving(parsed.get("model") if parsed else None, self.directory.replicas)
+        replicas = _serving(asked.parsed, self.directory.replicas)
         if name is not None:
             return [replica for replica in replicas if replica.name == name]
-        return await self._ranked(path, parsed, _answering(replicas))
+        return await self._ranked(path, asked, _answering(replicas))
 
-    async def prefillers(self, path: str, parsed: dict[str, Any]) -> list[Replica]:
+    async def prefillers(self, path: str, asked: Asked) -> list[Replica]:
         """The replicas that can compute the prompt for another one, the best first."""
         able = [replica for replica in self.directory.replicas if replica.role == "prefill" and replica.hands_over]
-        return await self._ranked(path, parsed, _serving(parsed.get("model"), able))
+        return await self._ranked(path, asked, _serving(asked.parsed, able))
 
-    async def _ranked(self, path: str, parsed: dict[str, Any] | None, replicas: list[Replica]) -> list[Replica]:
-        started = time.perf_counter()
-        wanted = wanted_documents(path, parsed, self._reading)[:MOST_ASKED] if parsed else []
-        claims = await self.directory.claims([document.key for document in wanted]) if len(replicas) > 1 else []
-        documents = [replace(each, claims=found) for each, found in zip(wanted, claims, strict=False)]
+    async def _ranked(self, path: str, asked: Asked, replicas: list[Replica]) -> list[Replica]:
+        keys = [document.key for document in asked.documents]
+        claims = await self.directory.claims(keys) if len(replicas) > 1 else []
+        documents = [replace(each, claims=found) for each, found in zip(asked.documents, claims, strict=False)]
         candidates = [
             Candidate(each.id, each.name, self.in_flight.load(each.url, each.load), each.storages) for each in replicas
         ]
-        ranked = rank(documents or (conversation_of(parsed) if parsed else ()), candidates)
-        seconds = time.perf_counter() - started
+        ranked = rank(documents or asked.conversation, candidates)
+        seconds = time.perf_counter() - asked.since
         self._metrics.decided(seconds)
         if ranked and documents:
             self._note(path, documents, ranked[0].candidate.name, ranked[0].held_tokens, seconds)
@@ -87,6 +103,7 @@ def _answering(replicas: list[Replica]) -> list[Replica]:
     return [replica for replica in replicas if replica.role != "prefill"] or replicas
 
 
-def _serving(model: Any, replicas: list[Replica]) -> list[Replica]:
-    """The replicas that serve ``model``; if none does, all, so that one refuses the request."""
+def _serving(parsed: dict[str, Any] | None, replicas: list[Replica]) -> list[Replica]:
+    """The replicas that serve the request's model; if none does, all, so that one refuses the request."""
+    model = parsed.get("model") if parsed else None
     return [replica for replica in replicas if model in replica.models] or replicas

@@ -11,10 +11,11 @@ import httpx
 from starlette.types import Scope
 
 from app.cluster.asking import answered_while
-from app.cluster.router.chooser import Chooser
+from app.cluster.router.chooser import Asked, Chooser
 from app.cluster.router.directory import REFRESH_S
 from app.cluster.router.forwarding import Headers, forwarded, raw_path
 from app.cluster.router.metrics import RouterMetrics
+from app.http.messages import in_thread_if_long
 from engine_ext.wire.handover import HANDOVER_KEY
 from replicas.registry import Replica
 from replicas.signing import HEADER, PeerAuth, PeerKey
@@ -45,19 +46,19 @@ class Prefill:
         self._key = key
 
     async def prepared(
-        self, scope: Scope, body: bytes, parsed: dict[str, Any] | None, replicas: Sequence[Replica]
+        self, scope: Scope, body: bytes, asked: Asked, replicas: Sequence[Replica]
     ) -> tuple[bytes, Headers]:
         """The body for the replica that answers, and more headers: the client's own if it computes the prompt too."""
-        path = scope["path"]
+        path, parsed = scope["path"], asked.parsed
         is_split = path in _PATHS and replicas and all(replica.hands_over for replica in replicas)
         if self._key is None or not is_split or parsed is None or not _is_divisible(parsed):
             return body, ()
-        asked = {name: value for name, value in parsed.items() if name not in _OF_ANSWERS} | _FIRST_TOKEN
-        prompt = json.dumps(asked).encode()
-        for replica in (await self._chooser.prefillers(path, parsed))[:1]:
+        first = {name: value for name, value in parsed.items() if name not in _OF_ANSWERS} | _FIRST_TOKEN
+        prompt = await in_thread_if_long(len(body), _dumped, first)
+        for replica in (await self._chooser.prefillers(path, asked))[:1]:
             if (params := await self._computed(scope, replica, prompt, self._key)) is not None:
                 self._metrics.prefilled("handed_over")
-                body = json.dumps({**parsed, _PARAMS: params}).encode()
+                body = await in_thread_if_long(len(body), _dumped, {**parsed, _PARAMS: params})
                 signature = self._key.sign(scope["method"], raw_path(scope).decode("ascii"), body)
                 return body, [(HEADER.encode(), signature.encode())]
             self._metrics.prefilled("failed")
@@ -85,6 +86,10 @@ class Prefill:
         finally:
             in_flight.add(replica.url, -1)
         return params if isinstance(params, dict) and HANDOVER_KEY in params else None
+
+
+def _dumped(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode()
 
 
 def _is_divisible(parsed: dict[str, Any]) -> bool:

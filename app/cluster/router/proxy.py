@@ -4,6 +4,7 @@
 import asyncio
 import logging
 import socket
+import time
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -12,12 +13,11 @@ import httpx
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from app.cluster.router.chooser import Chooser
+from app.cluster.router.chooser import Asked, Chooser
 from app.cluster.router.directory import Directory
 from app.cluster.router.forwarding import REPLICA_HEADER, Headers, forwarded, passed_on
 from app.cluster.router.metrics import RouterMetrics
 from app.cluster.router.prefill import Prefill
-from app.documents.request_documents import parse_body
 from app.http.messages import has_files, in_thread_if_long, read_body
 from app.http.refusals import refusal
 from machine.http_client import CONNECTIONS
@@ -88,9 +88,11 @@ class Proxy:
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         name = next((value.decode("latin-1") for key, value in scope["headers"] if key == REPLICA_HEADER), None)
-        parsed = None if has_files(scope) else await in_thread_if_long(len(body), parse_body, scope["path"], body)
-        replicas = (await self._chooser.choose(scope["path"], parsed, name))[:MOST_ATTEMPTS]
-        body, headers = await self._prefill.prepared(scope, body, parsed, replicas)
+        path, asked = scope["path"], Asked(time.perf_counter())
+        if not has_files(scope):
+            asked = await in_thread_if_long(len(body), self._chooser.read, asked.since, path, body)
+        replicas = (await self._chooser.choose(path, asked, name))[:MOST_ATTEMPTS]
+        body, headers = await self._prefill.prepared(scope, body, asked, replicas)
         for attempt, replica in enumerate(replicas, 1):
             async with self._counted(replica):
                 try:

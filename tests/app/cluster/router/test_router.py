@@ -15,6 +15,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from app.cluster.router.app import build_app
+from app.cluster.router.settings import RouterSettings
 from app.documents.request_documents import wanted_documents
 from cache.segments.holdings import Holding, Tier
 from machine.server_process import ServerProcess
@@ -29,7 +31,8 @@ from tests.app.cluster.router.stand_in import (
     busy,
     wait_for_disconnect,
 )
-from tests.serving import served
+from tests.serving import client_of, served
+from tests.support.loops import longest_pause
 from tests.support.waiting import eventually
 
 PATH = "/v1/rag/chat"
@@ -83,6 +86,14 @@ async def test_what_is_asked_for_in_another_way_finds_the_same_replica(cluster):
     chat = {"messages": messages, "documents": ["one", "two"]}
     for path, body in (("/v1/chat/completions", chat), (PATH, by_id)):
         assert (await cluster.client.post(path, json=body)).json() == {"from": "b"}
+
+
+async def test_others_go_on_while_a_long_body_is_read():
+    body = json.dumps({"chunks": [str(number) for number in range(100_000)], "question": "?"})
+    async with client_of(build_app(RouterSettings())) as client:
+        paused, answer = await longest_pause(client.post(PATH, content=body))
+    assert answer.status_code == 503  # the router knows no replica yet
+    assert paused < 0.3
 
 
 async def test_the_turns_of_a_conversation_meet(cluster):
