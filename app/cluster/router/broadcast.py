@@ -9,10 +9,11 @@ import httpx
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from app.cluster.asking import MOST_BYTES
 from app.cluster.router.directory import Directory
 from app.cluster.router.forwarding import REPLICA_HEADER, forwarded
 from app.cluster.router.proxy import Proxy, unavailable
-from app.http.messages import read_body
+from app.http.messages import QUICK_BYTES, read_body
 from app.http.refusals import refusal
 from replicas.registry import Replica
 
@@ -45,11 +46,12 @@ class Broadcast:
 
     async def _ask(self, replica: Replica, scope: Scope, body: bytes) -> tuple[int, dict[str, Any]]:
         request = forwarded(scope, replica, body)
-        request.extensions["timeout"] = httpx.Timeout(_TIMEOUT_S).as_dict()
+        request.extensions[MOST_BYTES] = QUICK_BYTES
         try:
-            response = await self._client.send(request)
+            async with asyncio.timeout(_TIMEOUT_S):
+                response = await self._client.send(request)
             return response.status_code, checked(response.json())
-        except (httpx.HTTPError, ValueError, RecursionError) as error:
+        except (httpx.HTTPError, TimeoutError, ValueError, RecursionError) as error:
             self._directory.suspect(replica)
             return HTTPStatus.BAD_GATEWAY, {"error": {"message": f"{type(error).__name__}: {error}"}}
 

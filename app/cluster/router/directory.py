@@ -109,7 +109,7 @@ class Directory:
 
     async def _answers(self, replica: Replica) -> bool:
         try:
-            response = await self._client.get(f"{replica.url}/health", timeout=_PROBE_S)
-        except httpx.HTTPError:
+            async with asyncio.timeout(_PROBE_S), self._client.stream("GET", f"{replica.url}/health") as response:
+                return response.status_code == HTTPStatus.OK
+        except (httpx.HTTPError, TimeoutError):
             return False
-        return response.status_code == HTTPStatus.OK

@@ -10,12 +10,12 @@ from typing import Any, Final
 import httpx
 from starlette.types import Scope
 
-from app.cluster.asking import answered_while
+from app.cluster.asking import MOST_BYTES, answered_while
 from app.cluster.router.chooser import Asked, Chooser
 from app.cluster.router.directory import REFRESH_S
 from app.cluster.router.forwarding import Headers, forwarded, raw_path
 from app.cluster.router.metrics import RouterMetrics
-from app.http.messages import in_thread_if_long
+from app.http.messages import in_thread_if_long, object_in
 from engine_ext.wire.handover import HANDOVER_KEY
 from replicas.registry import Replica
 from replicas.signing import HEADER, PeerAuth, PeerKey
@@ -31,6 +31,8 @@ _FIRST_TOKEN: Final = {
     "stream": False,
     _PARAMS: {"do_remote_decode": True, "do_remote_prefill": False},
 }
+_MOST_BYTES: Final = 8 << 20
+"""Of a prompt's answer: its first token, the cache's report, and the numbers of its blocks."""
 _OF_ANSWERS: Final = ("min_tokens", "max_completion_tokens", "stream_options")
 
 
@@ -73,18 +75,22 @@ class Prefill:
 
         in_flight.add(replica.url, 1)
         try:
-            asking = self._client.send(forwarded(scope, replica, body), auth=PeerAuth(key))
-            response = await answered_while(is_alive, asking, REFRESH_S)
+            request = forwarded(scope, replica, body)
+            request.extensions[MOST_BYTES] = _MOST_BYTES
+            response = await answered_while(is_alive, self._client.send(request, auth=PeerAuth(key)), REFRESH_S)
             if response is None:
                 logger.warning("replica %s, which prefills, is gone", replica.name)
                 return None
-            params = response.json().get(_PARAMS) if response.status_code == HTTPStatus.OK else None
-        except (httpx.HTTPError, ValueError) as error:
+            if response.status_code != HTTPStatus.OK:
+                return None
+            answer = await in_thread_if_long(len(response.content), object_in, response.content)
+        except httpx.HTTPError as error:
             logger.warning("replica %s, which prefills: %s: %s", replica.name, type(error).__name__, error)
             directory.suspect(replica)
             return None
         finally:
             in_flight.add(replica.url, -1)
+        params = answer.get(_PARAMS) if answer is not None else None
         return params if isinstance(params, dict) and HANDOVER_KEY in params else None
 
 

@@ -13,6 +13,7 @@ import httpx
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from app.cluster.asking import BoundedTransport
 from app.cluster.router.chooser import Asked, Chooser
 from app.cluster.router.directory import Directory
 from app.cluster.router.forwarding import REPLICA_HEADER, Headers, forwarded, passed_on
@@ -48,7 +49,7 @@ class _UnreachableError(Exception):
 
 def http_client() -> httpx.AsyncClient:
     """An HTTP client without limits of its own: the replicas have theirs."""
-    transport = httpx.AsyncHTTPTransport(limits=CONNECTIONS, socket_options=_KEEP_ALIVE)
+    transport = BoundedTransport(limits=CONNECTIONS, socket_options=_KEEP_ALIVE)
     return httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None, connect=_CONNECT_S), trust_env=False)
 
 

@@ -31,7 +31,7 @@ class StandIn:
         self.role = role
         self.hands_over = hands_over
         self.answer = JSONResponse({"from": name})
-        self.is_healthy = True
+        self.health = JSONResponse({})
         self.requests = []
         self.disconnects = 0
 
@@ -45,7 +45,7 @@ class StandIn:
             if not message.get("more_body"):
                 break
         if scope["path"] == "/health":
-            await JSONResponse({}, 200 if self.is_healthy else 500)(scope, receive, send)
+            await self.health(scope, receive, send)
             return
         self.requests.append((scope, body))
 

@@ -2,6 +2,7 @@
 """The router from the perspective of clients, replicas and operators."""
 
 import asyncio
+import gzip
 import json
 import random
 import signal
@@ -295,6 +296,33 @@ async def test_an_answer_that_is_nonsense_is_that_replicas_failure(cluster, stan
     answer = await cluster.client.post("/v1/cache/clear", json={"namespace": "n"})
     assert answer.status_code == 502
     assert {name: each["status"] for name, each in answer.json()["replicas"].items()} == {"a": 502, "b": 200}
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_an_answer_that_is_read_as_a_whole_has_a_bound_also_when_packed(cluster, stand_ins, encoding):
+    body = b'{"cleared": 3}' + b" " * 1_000_000
+    packed = gzip.compress(body) if encoding == "gzip" else body
+    stand_ins[0].answer = Response(packed, headers={"content-encoding": encoding})
+    stand_ins[1].answer = JSONResponse({"cleared": 3})
+    answer = await cluster.client.post("/v1/cache/clear", json={"namespace": "n"})
+    assert {name: each["status"] for name, each in answer.json()["replicas"].items()} == {"a": 502, "b": 200}
+
+
+async def test_a_probe_whose_answer_does_not_end_holds_up_no_news(cluster, stand_ins):
+    async def is_known():
+        return "c" in await cluster.names()
+
+    async def drip(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(20):
+            await send({"type": "http.response.body", "body": b" ", "more_body": True})
+            await asyncio.sleep(0.5)
+
+    stand_ins[0].health = drip
+    await cluster.registry.leave(cluster.replicas[0].id)
+    await asyncio.sleep(1.5)  # it is probed
+    await cluster.registry.beat(Replica("c" * 12, "c", "http://127.0.0.1:9", ("m",), "f"))
+    await eventually(is_known)
 
 
 @pytest.mark.parametrize(("statuses", "status"), [((200, 404), 200), ((404, 404), 404), ((200, 500), 500)])
