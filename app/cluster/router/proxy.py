@@ -7,6 +7,7 @@ import socket
 import time
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING
 
 import httpx
@@ -48,9 +49,10 @@ class _UnreachableError(Exception):
 
 
 def http_client() -> httpx.AsyncClient:
-    """An HTTP client without limits of its own: the replicas have theirs."""
+    """An HTTP client without limits of its own (the replicas have theirs), or cookies, which are its clients'."""
     transport = BoundedTransport(limits=CONNECTIONS, socket_options=_KEEP_ALIVE)
-    return httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None, connect=_CONNECT_S), trust_env=False)
+    timeout, cookies = httpx.Timeout(None, connect=_CONNECT_S), CookieJar(DefaultCookiePolicy(netscape=False))
+    return httpx.AsyncClient(transport=transport, timeout=timeout, cookies=cookies, trust_env=False)
 
 
 class Proxy:

@@ -17,6 +17,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from app.cluster.router.app import build_app
+from app.cluster.router.proxy import http_client
 from app.cluster.router.settings import RouterSettings
 from app.documents.request_documents import wanted_documents
 from cache.segments.holdings import Holding, Tier
@@ -181,6 +182,15 @@ async def test_a_client_that_leaves_is_gone_for_the_replica_too(cluster, stand_i
     asking.cancel()
     await eventually(lambda: any(stand_in.disconnects for stand_in in stand_ins))
     await eventually(nothing_is_left)
+
+
+async def test_cookies_of_a_replica_are_the_clients(cluster, stand_ins):
+    for stand_in in stand_ins:
+        stand_in.answer = Response(headers={"set-cookie": "session=a client's"})
+    assert (await ask(cluster)).headers["set-cookie"] == "session=a client's"
+    async with http_client() as client:
+        await client.get(f"{cluster.replicas[0].url}/v1/models")
+        assert not client.cookies
 
 
 async def test_a_busy_replica_sends_its_requests_on(cluster, stand_ins):
