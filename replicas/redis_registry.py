@@ -28,6 +28,8 @@ from replicas.signing import PeerKey, unverified
 
 PREFIX = b"tessera:"
 _PURPOSE = "heartbeat"
+MOST_BYTES = 1 << 17
+"""Of a heartbeat: it may name thousands of adapters, and is parsed by routers every second, in their event loop."""
 CLAIM_TTL_S = 3600
 """Lifetime of a claim that its replica does not repeat."""
 BATCH = 500
@@ -85,8 +87,12 @@ class RedisRegistry:
             async with self._round_trip() as pipe:
                 pipe.srem(self._replicas, *gone)
                 await pipe.execute()
-        found = [self._replica(id, value) for id, value in heartbeats.items() if value is not None]
-        return sorted((replica for replica in found if replica is not None), key=lambda replica: replica.name)
+        found = []
+        for id, value in heartbeats.items():
+            if value is not None and (replica := self._replica(id, value)) is not None:
+                found.append(replica)
+            await asyncio.sleep(0)  # of many, others go on between them
+        return sorted(found, key=lambda replica: replica.name)
 
     async def _heartbeats_of(self, ids: tuple[bytes, ...]) -> tuple[set[bytes], dict[bytes, bytes | None]]:
         """All replica ids, and the heartbeats of ``ids``. One round trip."""
@@ -144,6 +150,8 @@ class RedisRegistry:
 
     def _replica(self, id: bytes, value: bytes) -> Replica | None:
         try:
+            if len(value) > MOST_BYTES:
+                raise ValueError("too long for a heartbeat")
             replica = Replica.from_dict(json.loads(self._unsealed(value)))
             if replica.id.encode() == id and bytes.fromhex(replica.id).hex() == replica.id != "":
                 return replica

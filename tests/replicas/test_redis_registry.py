@@ -129,6 +129,7 @@ async def test_what_is_no_heartbeat_is_ignored_and_counted(redis_registry, redis
     others = [
         heartbeat(url="file:///etc/passwd"),
         heartbeat(models="m"),
+        heartbeat(models=["m" * 10] * 20_000),
         heartbeat(more=1),
         heartbeat(id=replica(2).id),
     ]
