@@ -3,12 +3,13 @@
 
 import asyncio
 import logging
+import re
 import socket
 import time
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import httpx
 from starlette.responses import JSONResponse
@@ -42,6 +43,10 @@ _KEEP_ALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 ]
+
+
+_STATUSES: Final = range(200, 600)
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class _UnreachableError(Exception):
@@ -141,9 +146,13 @@ class Proxy:
 
     async def _send(self, request: httpx.Request) -> httpx.Response:
         try:
-            return await self._client.send(request, stream=True)
+            response = await self._client.send(request, stream=True)
         except httpx.HTTPError as error:
             raise _UnreachableError(f"{type(error).__name__}: {error}") from error
+        if response.status_code in _STATUSES and not any(_CONTROL.search(value) for _, value in response.headers.raw):
+            return response
+        await response.aclose()
+        raise _UnreachableError("its answer isn't HTTP, and can't be sent on")
 
     @asynccontextmanager
     async def _counted(self, replica: Replica) -> "AsyncIterator[None]":

@@ -280,6 +280,24 @@ async def test_a_model_goes_to_who_serves_it(cluster):
         assert (await ask(cluster, model=model)).json() == {"from": name}
 
 
+@pytest.mark.parametrize("head", [b"999 Odd\r\n", b"200 OK\r\nx-odd: a\x01b\r\n"], ids=["status", "header"])
+async def test_an_answer_that_cannot_be_sent_on_is_as_none(cluster, head):
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 " + head + b"content-length: 0\r\n\r\n")
+        writer.close()
+
+    async def is_known():
+        return "odd" in await cluster.names()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await cluster.registry.beat(Replica("d" * 12, "odd", url, ("odd",), "f"))
+        await eventually(is_known)
+        refused = await ask(cluster, model="odd")
+        assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "no_replica")
+
+
 async def test_a_client_may_name_the_replica(cluster):
     for name in "abba":
         answer = await cluster.client.get("/v1/cache/stats", headers={"x-tessera-replica": name})
