@@ -26,8 +26,7 @@ from app.access.middleware import AccessMiddleware
 from app.access.tenants import Tenants
 from app.advice import off_message
 from app.cluster.registration import registered
-from app.collections.retrieval import make_retrieval
-from app.collections.retrievers import make_retriever
+from app.collections.retrieval import make_retrieval, make_retriever
 from app.context import ServerContext
 from app.documents.extraction import Extraction
 from app.documents.patterns import patterns_of

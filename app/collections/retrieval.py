@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The request field ``retrieve``: passages of a collection in place of documents."""
 
+import importlib.metadata
 import logging
 from collections.abc import AsyncIterator, Sequence
 from itertools import starmap
@@ -10,8 +11,10 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
+from app.collections.embeddings import EmbeddingError
+from app.collections.hybrid import Hybrid
 from app.collections.passages import Passage
-from app.collections.retrievers import Ranking, Retriever, RetrieverFailedError, make_retriever
+from app.collections.retrievers import ENTRY_POINTS, Ranking, Retriever, RetrieverFailedError, UnknownRetrieverError
 from app.collections.store import About, Collections
 from app.documents.cache_options import parse_cache_field
 from app.documents.document import BadRequestError
@@ -35,6 +38,26 @@ _TURNS = 2
 def make_retrieval(settings: Settings) -> "Retrieval":
     """Raises :class:`UnknownRetrieverError`."""
     return Retrieval(Collections(_folder(settings)), make_retriever(settings))
+
+
+def make_retriever(settings: Settings) -> Retriever:
+    """The server's retriever; raises :class:`UnknownRetrieverError`."""
+    name = settings.retriever.get_secret_value()
+    if "://" in name:
+        try:
+            return Hybrid.of_url(name)
+        except EmbeddingError as error:
+            raise UnknownRetrieverError(str(error)) from error
+    found = {each.name: each for each in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    if name not in found:
+        raise UnknownRetrieverError(
+            f"there is no retriever {name!r}; there are {', '.join(sorted(found))} and, by URL, embedding models"
+        )
+    try:
+        retriever: Retriever = found[name].load()()
+    except Exception as error:  # another package's code
+        raise UnknownRetrieverError(f"retriever {name!r} can't be made: {type(error).__name__}: {error}") from error
+    return retriever
 
 
 def _folder(settings: Settings) -> Path:

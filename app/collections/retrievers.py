@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Retrievers: they rank a collection's passages by a question."""
 
-import importlib.metadata
 import threading
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
@@ -12,7 +11,6 @@ from bm25s.stopwords import STOPWORDS_EN
 
 from app.collections.store import Corpus
 from app.collections.words import words_of
-from app.settings import Settings
 from cache.errors import ChunkCacheError
 from engine_ext.client.threads import in_thread
 
@@ -91,26 +89,3 @@ def _without_stop_words(words: list[str]) -> list[str]:
     """Words without those that say little, unless there are no others: in "Who is in IT?", IT alone stays."""
     said = [word for word in words if word not in STOPWORDS_EN]
     return said if any(word.casefold() not in STOPWORDS_EN for word in said) else words
-
-
-def make_retriever(settings: Settings) -> Retriever:
-    """The server's retriever; raises :class:`UnknownRetrieverError`."""
-    name = settings.retriever.get_secret_value()
-    if "://" in name:
-        from app.collections.embeddings import EmbeddingError
-        from app.collections.hybrid import Hybrid  # which has BM25 from here
-
-        try:
-            return Hybrid.of_url(name)
-        except EmbeddingError as error:
-            raise UnknownRetrieverError(str(error)) from error
-    found = {each.name: each for each in importlib.metadata.entry_points(group=ENTRY_POINTS)}
-    if name not in found:
-        raise UnknownRetrieverError(
-            f"there is no retriever {name!r}; there are {', '.join(sorted(found))} and, by URL, embedding models"
-        )
-    try:
-        retriever: Retriever = found[name].load()()
-    except Exception as error:  # another package's code
-        raise UnknownRetrieverError(f"retriever {name!r} can't be made: {type(error).__name__}: {error}") from error
-    return retriever

@@ -58,8 +58,8 @@ def test_a_server_gets_what_its_placement_can_do(mode, holds, placement, placed)
 
 def test_a_budget_is_applied_on_servers_that_measure_attention():
     profile = make_profile(up_to_4="offset%25")
-    default = CacheOptions(sparse=Sparse(7))
-    for each, sparse in ((profile, Sparse(budget_share=0.25)), (PROFILE, default.sparse)):
+    default = CacheOptions(sparse=Sparse(budget_share=0.5))
+    for each, sparse in ((profile, Sparse(budget_share=0.25)), (PROFILE, None)):
         assert each.placed("copy", measures_attention=True).applied(default, 3).sparse == sparse
     assert profile.placed("copy").decide(3).mode == "full"
 

@@ -125,7 +125,7 @@ def test_bad_files_fail_alone_and_lose_nothing(server: TesseraServer) -> None:
     lines, summary = put(server, "careful", bad)
     errors = {line["file"]: line.get("error") for line in lines if "index" not in line}
     assert "not text" in errors["owls.txt"]
-    assert "OCR" in errors["scan.pdf"]
+    assert "extra ocr" in errors["scan.pdf"]
     assert "files of the type '.zip' can't be read" in errors["archive.zip"]
     assert "no text" in errors["empty.md"]
     assert summary["files"] == {"added": 2, "changed": 0, "unchanged": 0, "failed": 4}

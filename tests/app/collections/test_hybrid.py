@@ -10,8 +10,8 @@ import pytest
 from app.collections import embeddings, hybrid
 from app.collections.embeddings import Endpoint, LocalModel
 from app.collections.hybrid import Hybrid
-from app.collections.retrieval import Retrieval
-from app.collections.retrievers import Ranked, UnknownRetrieverError, make_retriever
+from app.collections.retrieval import Retrieval, make_retriever
+from app.collections.retrievers import Ranked, UnknownRetrieverError
 from app.collections.store import Collections, Corpus
 from app.settings import Settings
 from tests.app.collections.endpoint import EndpointStandIn

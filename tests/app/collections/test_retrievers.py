@@ -3,7 +3,8 @@
 
 import pytest
 
-from app.collections.retrievers import Bm25, UnknownRetrieverError, make_retriever
+from app.collections.retrieval import make_retriever
+from app.collections.retrievers import Bm25, UnknownRetrieverError
 from app.settings import Settings
 from tests.app.collections.helpers import corpus_of, files_found, recall
 
