@@ -14,7 +14,15 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.http.json_size import MOST_BYTES, MOST_CONTAINERS, MOST_DIGITS, MOST_NAMES, MOST_VALUES, is_too_complex
+from app.http.json_size import (
+    MOST_BYTES,
+    MOST_CONTAINERS,
+    MOST_DIGITS,
+    MOST_ESCAPES,
+    MOST_NAMES,
+    MOST_VALUES,
+    is_too_complex,
+)
 from app.http.messages import QUICK_BYTES, cut, has_files, read_parts, replay
 from app.http.refusals import refusal
 from engine_ext.client.threads import in_thread
@@ -118,7 +126,9 @@ class ClientLimitsMiddleware:
             parts = [b"".join(parts)]
             if await in_thread(is_too_complex, parts[0]):
                 words = f"the body has more than {MOST_CONTAINERS} arrays and objects, {MOST_NAMES} names, "
-                words += f"or {MOST_VALUES} values, or a number of more than {MOST_DIGITS} digits"
+                words += (
+                    f"{MOST_VALUES} values or {MOST_ESCAPES} escapes, or a number of more than {MOST_DIGITS} digits"
+                )
                 return await refusal(HTTPStatus.BAD_REQUEST, "bad_request", words)(scope, receive, send)
         coming: deque[bytes | memoryview] = deque(parts if is_json else cut(parts))
         del parts

@@ -16,6 +16,8 @@ MOST_CONTAINERS: Final = 1 << 15
 """Arrays and objects of a body."""
 MOST_VALUES: Final = 1 << 18
 """All values of a body: a prompt may be token ids."""
+MOST_ESCAPES: Final = 1 << 20
+"""Backslashes in a body, each of which takes ten times as long as another character."""
 MOST_DIGITS: Final = 32
 """Of a number; those of long integers are multiplied one by one."""
 _PART: Final = 1 << 16
@@ -28,7 +30,8 @@ def is_too_complex(body: bytes) -> bool:
 
     Any prefix is counted right for as long as it is JSON, which a parser doesn't read beyond.
     """
-    if body.count(b'"') > 2 * (MOST_VALUES + MOST_NAMES) + body.count(b"\\"):
+    escapes = body.count(b"\\")
+    if escapes > MOST_ESCAPES or body.count(b'"') > 2 * (MOST_VALUES + MOST_NAMES) + escapes:
         return True
     containers, names, commas = 0, 0, 0
     for part in _outside_strings(body):

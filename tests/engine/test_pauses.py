@@ -20,7 +20,7 @@ import pytest
 
 from app.documents.checked_fields import MOST_ITEMS
 from app.http.json_size import MOST_BYTES as MOST_JSON
-from app.http.json_size import MOST_CONTAINERS, MOST_DIGITS, MOST_NAMES, MOST_VALUES
+from app.http.json_size import MOST_CONTAINERS, MOST_DIGITS, MOST_ESCAPES, MOST_NAMES, MOST_VALUES
 from tests.engine.server import TesseraServer
 from tests.support.waiting import until
 
@@ -94,7 +94,7 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "fractions": lambda: json.dumps(chat(prompt=[1.2345678901234567e-300] * (MOST_VALUES - 100))).encode(),
     "long integers": lambda: json.dumps(chat(prompt=[int("9" * MOST_DIGITS)] * (MOST_VALUES - 100))).encode(),
     "longer integers": lambda: b'{"prompt": [' + b",".join([b"9" * 4000] * 2000) + b"]}",
-    "pieces": lambda: json.dumps(every_field("a\n" * (SIZE // 3 // 7))).encode(),
+    "pieces": lambda: json.dumps(every_field("a\n" * (MOST_ESCAPES // 7))).encode(),
     "more pieces": lambda: json.dumps(chat(question="ab\n" * (SIZE // 4 - 100))).encode(),
     "strings": lambda: json.dumps(chat(stop=["a"] * (MOST_VALUES - 100))).encode(),
     "names": lambda: json.dumps(chat(**{f"n{number}": 1 for number in range(MOST_NAMES - 100)})).encode(),
@@ -111,7 +111,7 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "a question": lambda: json.dumps(chat(question="x" * (SIZE - 1000))).encode(),
     "a message": lambda: json.dumps(chat(messages=[{"role": "user", "content": "x " * (SIZE // 2 - 1000)}])).encode(),
     "a chunk": lambda: json.dumps(chat(chunks=["# a few words\n" * (SIZE // 15 - 1000)])).encode(),
-    "escapes": lambda: b'{"question": "' + b"\\u00e9" * (SIZE // 6 - 10) + b'"}',
+    "escapes": lambda: b'{"question": "' + b"\\u00e9" * (MOST_ESCAPES - 10) + b'"}',
     "wide characters": lambda: json.dumps(
         chat(question="x" * (SIZE - 1000) + "\U0001f600"), ensure_ascii=False
     ).encode(),

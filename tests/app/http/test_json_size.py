@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.http import json_size
-from app.http.json_size import (
-    MOST_CONTAINERS,
-    MOST_DIGITS,
-    MOST_VALUES,
-    is_too_complex,
-)
+from app.http.json_size import MOST_CONTAINERS, MOST_DIGITS, MOST_ESCAPES, MOST_VALUES, is_too_complex
 from tests.fuzzing import json_values
 from tests.support.loops import longest_pause
 
@@ -44,9 +39,19 @@ def test_what_is_parsed(value):
         b'["\\\\"' + b",[]" * MOST_CONTAINERS,
         b'{"a": "\\"", "b": [' + b"[]," * MOST_CONTAINERS,
         b"[" * 9 + b"9" * (MOST_DIGITS + 1),
+        json.dumps(["\n" * (MOST_ESCAPES + 1)]).encode(),
         b'"' * (1 << 20),
     ],
-    ids=["brackets", "objects", "numbers", "behind a backslash", "behind a quote", "a long number", "quotes"],
+    ids=[
+        "brackets",
+        "objects",
+        "numbers",
+        "behind a backslash",
+        "behind a quote",
+        "a long number",
+        "escapes",
+        "quotes",
+    ],
 )
 def test_what_is_not(body):
     assert is_too_complex(body)
@@ -80,5 +85,6 @@ def test_anything_can_be_counted(body):
 async def test_others_run_meanwhile(body):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(json_size, "MOST_VALUES", 1 << 40)
+        patched.setattr(json_size, "MOST_ESCAPES", 1 << 40)
         pause, _ = await longest_pause(asyncio.to_thread(is_too_complex, body))
     assert pause < 0.2
