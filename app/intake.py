@@ -8,12 +8,14 @@ stand behind :class:`DocumentsMiddleware`.
 
 import json
 import logging
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, Final
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from starlette.datastructures import Headers, MutableHeaders, State
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -64,9 +66,10 @@ from engine_ext.wire.vllm_compat import ChatCompletionRequest, ErrorResponse, lo
 logger = logging.getLogger(__name__)
 
 _INVOCATIONS: Final = "/invocations"
+_CHAT: Final = "/v1/chat/completions"
 _OF_PROMPTS: Final = frozenset(
     {
-        "/v1/chat/completions",
+        _CHAT,
         "/v1/chat/completions/batch",
         "/v1/completions",
         "/v1/messages",
@@ -82,6 +85,20 @@ _OF_PROMPTS: Final = frozenset(
 """vLLM's endpoints that do nothing but read a prompt before they ask the engine."""
 
 _OF_TOKENS: Final = ("/tokenize", "/detokenize")
+_VLLMS: Any = ChatCompletionRequest.model_fields["messages"].annotation
+_MESSAGES: Final[TypeAdapter[list[Any]]] = TypeAdapter(_VLLMS, config=ConfigDict(hide_input_in_errors=True))
+"""Messages as vLLM takes them. Its own errors quote what they are about, which takes long if that is megabytes."""
+
+
+def _check_messages(messages: Any) -> None:
+    """Check messages as vLLM does while it renders them; raise :class:`BadRequestError`."""
+    try:
+        for message in _MESSAGES.validate_python(messages):
+            for value in message.values() if isinstance(message, dict) else ():
+                if isinstance(value, Iterator):  # pydantic checks its items as they are read
+                    deque(value, maxlen=0)
+    except ValidationError as error:
+        raise BadRequestError("a message, or a part of one, has another form than vLLM takes", "messages") from error
 
 
 class CheckedFieldsMiddleware:
@@ -107,6 +124,8 @@ class CheckedFieldsMiddleware:
                 raise BadRequestError(wrong, "X-Request-Id")
             if (parsed := await parsed_object(scope, body)) is not None:
                 await in_thread_if_long(len(body), check_fields, parsed, keeps_responses_apart=not is_shared)
+                if len(body) > QUICK_BYTES and path_of(scope) == _CHAT:
+                    await in_thread(_check_messages, parsed.get("messages"))
             # vLLM splits any text into tokens here, of which the engine would take no more than these.
             if path_of(scope) in _OF_TOKENS and len(body) > QUICK_BYTES + 16 * self._engine.model_config.max_model_len:
                 raise BadRequestError("the body is longer than any prompt that the model takes", "prompt")

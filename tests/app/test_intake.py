@@ -339,6 +339,20 @@ async def test_other_failures_are_the_servers(how):
         assert (await failing.post(path)).status_code == 500
 
 
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ({"type": "document", "source": {"data": "A" * (1 << 17)}}, "has another form than vLLM takes"),
+        ({"type": "image_url", "image_url": {"url": "A" * (1 << 17)}}, "vLLM can't process this request"),
+    ],
+)
+async def test_a_long_part_that_vllm_does_not_know_is_refused_before_an_error_quotes_it(part, why):
+    async with client_of(Failing("answers").app) as client:
+        answer = await client.post(CHAT, json={"messages": [{"role": "user", "content": [part]}]})
+    assert answer.status_code == 400
+    assert why in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("size", "status"), [(1000, 404), (5 << 20, 400)])
 async def test_invocations_are_shorter(size, status):
     """vLLM's endpoint writes and reads its body once more in one turn of the event loop."""
