@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.matrix]
 WATCH = Path(__file__).parent / "loop_watch"
 MOST_PAUSE_S = 0.1
 """Of CPU time."""
+REPEATS = 3
 MOST_BYTES = 256 << 20
 """Of memory for one request."""
 SIZE = MOST_JSON - (1 << 16)
@@ -224,7 +225,17 @@ def operations(watched: Watched) -> Iterator[tuple[str, str]]:
             yield method.upper(), re.sub(r"{.*?}", "x", path)
 
 
-def faults(of: str, status: str, found: Fields) -> Iterator[str]:
+def faults(watched: Watched, of: str, *arguments: Any, **fields: Any) -> Iterator[str]:
+    """All that is wrong with a request's answer, its pauses or its memory.
+
+    Noise only ever adds to a pause (a loop that finds no core counts what other threads do meanwhile): one that is too
+    long is measured again, and counts if it always is.
+    """
+    status, found = watched.measured(*arguments, **fields)
+    for _ in range(REPEATS):
+        if _pause(found) > MOST_PAUSE_S:
+            _, again = watched.measured(*arguments, **fields)
+            found = {**min(found, again, key=_pause), "bytes": max(found["bytes"], again["bytes"])}
     if status.startswith("5") and status != "503":
         yield f"{of}: status {status}"
     if found["turn_s"] > MOST_PAUSE_S:
@@ -233,6 +244,10 @@ def faults(of: str, status: str, found: Fields) -> Iterator[str]:
         yield f"{of}: nobody else ran for {found['held_s']:.2f} s ({status})\n{found['held_by']}"
     if found["bytes"] > MOST_BYTES:
         yield f"{of}: {found['bytes'] >> 20} MiB ({status})"
+
+
+def _pause(found: Fields) -> float:
+    return max(found["turn_s"], found["held_s"])
 
 
 _LEFT_OUT = ("/sleep", "/wake_up", "/pause", "/resume", "/scale_elastic_ep", "/abort_requests")
@@ -244,7 +259,7 @@ def posted(watched: Watched, body: bytes, content_type: str) -> str:
     for method, path in operations(watched):
         if method in ("POST", "PUT", "PATCH") and path not in _LEFT_OUT:
             given = {"content": body, "headers": {"content-type": content_type}, "params": {"filename": "a.txt"}}
-            wrong += faults(f"{method} {path}", *watched.measured(method, path, **given))
+            wrong += faults(watched, f"{method} {path}", method, path, **given)
     assert watched.server.get("/v1/cache/stats")["enabled"] is not None
     return "\n".join(wrong)
 
@@ -269,7 +284,7 @@ def test_a_query_holds_nobody_up(watched: Watched, kind: str) -> None:
     wrong: list[str] = []
     for method, path in operations(watched):
         if path not in _LEFT_OUT:
-            wrong += faults(f"{method} {path}", *watched.measured(method, f"{path}?{QUERIES[kind]()}"))
+            wrong += faults(watched, f"{method} {path}", method, f"{path}?{QUERIES[kind]()}")
     assert not wrong, "\n".join(wrong)
 
 
