@@ -37,7 +37,7 @@ class Decision:
 
 
 class Asked(NamedTuple):
-    """What a request's body says about where to send it; ``since`` is when it was whole, by the performance counter."""
+    """A request's body, and the documents in it; ``since`` is when it was whole, by the performance counter."""
 
     since: float
     parsed: dict[str, Any] | None = None
