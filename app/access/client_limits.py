@@ -125,10 +125,10 @@ class ClientLimitsMiddleware:
         if is_json and sum(map(len, parts)) > QUICK_BYTES:  # less is never too complex
             parts = [b"".join(parts)]
             if await in_thread(is_too_complex, parts[0]):
-                words = f"the body has more than {MOST_CONTAINERS} arrays and objects, {MOST_NAMES} names, "
-                words += (
-                    f"{MOST_VALUES} values or {MOST_ESCAPES} escapes, or a number of more than {MOST_DIGITS} digits"
+                words = (
+                    f"the body has more than {MOST_CONTAINERS} arrays and objects, {MOST_NAMES} names, {MOST_VALUES} "
                 )
+                words += f"values or {MOST_ESCAPES} escapes, or a number of more than {MOST_DIGITS} digits"
                 return await refusal(HTTPStatus.BAD_REQUEST, "bad_request", words)(scope, receive, send)
         coming: deque[bytes | memoryview] = deque(parts if is_json else cut(parts))
         del parts
