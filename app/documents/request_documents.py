@@ -4,7 +4,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pydantic_core import to_json
 
@@ -12,7 +12,7 @@ from app.documents.cache_options import cache_salt_of, parse_cache_field
 from app.documents.document import BadRequestError, Document
 from app.documents.found import finder
 from app.documents.openai_documents import EXTRACTORS, finds_documents, system_texts
-from app.documents.patterns import PATTERNS, Pattern
+from app.documents.patterns import PATTERNS, Pattern, finds_by, patterns_of
 from app.http.messages import object_in
 from cache.report import FindsDocuments, ScopeName
 from cache.segments.holdings import DocumentKey
@@ -35,6 +35,11 @@ class Reading:
     scope: ScopeName = "system"
     documents: FindsDocuments = "off"
     patterns: Sequence[Pattern] = PATTERNS
+
+    @classmethod
+    def of(cls, separator: str | None, scope: ScopeName, documents: str) -> Self:
+        """By the replicas' flags; raises :class:`PatternError`."""
+        return cls(separator, scope, finds_by(documents), patterns_of(documents))
 
 
 _USUAL: Final = Reading()

@@ -17,7 +17,6 @@ from starlette.websockets import WebSocketClose
 
 from app.cluster.router.broadcast import concerns_all, merged
 from app.cluster.router.proxy import MOST_ATTEMPTS, unavailable
-from app.documents.patterns import finds_by, patterns_of
 from app.documents.request_documents import Reading
 from app.http.messages import read_body
 from app.ray_serve.answer import Answer
@@ -41,8 +40,7 @@ class Ingress:
         self._engine = engine
         self._handle = engine.options(stream=True).handle
         self._registry = _registry(options)
-        documents, patterns = finds_by(options.documents), patterns_of(options.documents)
-        reading = Reading(options.chunk_separator, options.chunk_scope, documents, patterns)
+        reading = Reading.of(options.chunk_separator, options.chunk_scope, options.documents)
         self._lookup = Lookup(self._registry, reading)
         self._refreshing = asyncio.create_task(self._lookup.run(), name="lookup")
 

@@ -21,7 +21,6 @@ from app.cluster.router.metrics import RouterMetrics
 from app.cluster.router.prefill import Prefill
 from app.cluster.router.proxy import Proxy, http_client
 from app.cluster.router.settings import RouterSettings
-from app.documents.patterns import finds_by, patterns_of
 from app.documents.request_documents import Reading
 from app.http.messages import PlainPathsMiddleware
 from replicas.redis_registry import RedisRegistry
@@ -31,8 +30,7 @@ from web import page
 
 def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastAPI:
     """The application; raises :class:`PatternError`, or ``ValueError`` for a bad URL of the registry."""
-    documents, patterns = finds_by(settings.documents), patterns_of(settings.documents)
-    reading = Reading(settings.chunk_separator, settings.chunk_scope, documents, patterns)
+    reading = Reading.of(settings.chunk_separator, settings.chunk_scope, settings.documents)
     key = PeerKey(settings.peer_secret.get_secret_value()) if settings.peer_secret is not None else None
     registry = RedisRegistry(settings.registry, key)
     metrics, client = RouterMetrics(), http_client()
