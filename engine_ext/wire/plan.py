@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of loads and saves, between the app and the engine.
 
-A :class:`TransferPlan` travels inside a request's ``kv_transfer_params``, so it holds plain lists and integers
-there. A :class:`StepTransfers` travels from the connector's scheduler half to its worker half, once per step, and a
+A :class:`TransferPlan` travels inside a request's ``kv_transfer_params``, as plain dicts, lists and integers. A
+:class:`StepTransfers` travels from the connector's scheduler half to its worker half, once per step, and a
 :class:`LoadRefused` back.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Final
 
+import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 from cache.lease import FillJob, Lease, LeasedSegment
@@ -98,34 +99,13 @@ class TransferPlan:
 
     def to_params(self) -> dict[str, Any]:
         """The plan as ``kv_transfer_params``."""
-        composition = self.composition and [list(self.composition.lengths), self.composition.salt]
-        plan = {
-            "loads": _to_lists(self.loads),
-            "saves": _to_lists(self.saves),
-            "composition": composition,
-            "attends": self.attends,
-            "elsewhere": self.elsewhere and [self.elsewhere.salt],
-            "probe": self.probe,
-            "probed_from": self.probed_from,
-            "windows": [[each.start, each.length, each.position] for each in self.windows],
-        }
-        return {PARAMS_KEY: plan}
+        return {PARAMS_KEY: msgspec.to_builtins(self)}
 
     @classmethod
     def from_params(cls, params: dict[str, Any] | None) -> "TransferPlan | None":
         """The plan in ``kv_transfer_params``, or ``None`` if there is none."""
         fields = (params or {}).get(PARAMS_KEY)
-        if fields is None:
-            return None
-        composition = None
-        if fields["composition"] is not None:
-            lengths, salt = fields["composition"]
-            composition = Composition(tuple(lengths), salt)
-        elsewhere = Elsewhere(*fields["elsewhere"]) if fields["elsewhere"] is not None else None
-        loads, saves = _from_lists(fields["loads"]), _from_lists(fields["saves"])
-        windows = tuple(Window(*each) for each in fields["windows"])
-        probe = fields["probe"], fields["probed_from"]
-        return cls(loads, saves, composition, fields["attends"], elsewhere, *probe, windows)
+        return None if fields is None else msgspec.convert(fields, cls)
 
     @classmethod
     def for_answer(
@@ -234,13 +214,3 @@ def _span(entry: ChunkKVCache) -> Span:
     """A segment at its computed position."""
     identity = entry.identity
     return Span(identity.num_prefix_tokens, identity.num_tokens, 0, entry.tag, tuple(entry.pages))
-
-
-def _to_lists(spans: Sequence[Span]) -> list[list[Any]]:
-    return [[s.start, s.length, s.delta, s.tag, list(s.pages), s.skipped] for s in spans]
-
-
-def _from_lists(fields: Sequence[Sequence[Any]]) -> tuple[Span, ...]:
-    return tuple(
-        Span(start, length, delta, tag, tuple(pages), skipped) for start, length, delta, tag, pages, skipped in fields
-    )
