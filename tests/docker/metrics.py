@@ -83,9 +83,9 @@ def replica_series() -> dict[str, Series]:
 def router_series() -> dict[str, Series]:
     """Series by name, of a router after routing."""
     metrics = RouterMetrics()
-    metrics.answered("replica-1", "200")
-    metrics.retried("unreachable")
-    with metrics.under_way("replica-1"):
+    metrics.requests.labels("replica-1", "200").inc()
+    metrics.retries.labels("unreachable").inc()
+    with metrics.load.labels("replica-1").track_inprogress():
         pass
     return _series(metrics.collected.collect())
 

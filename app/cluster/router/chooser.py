@@ -84,7 +84,7 @@ class Chooser:
         ]
         ranked = rank(documents or asked.conversation, candidates)
         seconds = time.perf_counter() - asked.since
-        self._metrics.decided(seconds)
+        self._metrics.decision_seconds.observe(seconds)
         if ranked and documents:
             self._note(path, documents, ranked[0].candidate.name, ranked[0].held_tokens, seconds)
         by_id = {replica.id: replica for replica in replicas}
@@ -94,7 +94,8 @@ class Chooser:
         tokens = sum(
             max((claim.holding.tokens for claim in document.claims), default=document.tokens) for document in documents
         )
-        self._metrics.sent(tokens, held)
+        self._metrics.wanted_tokens.inc(tokens)
+        self._metrics.held_tokens.inc(held)
         self.decisions.append(Decision(time.time(), path, name, len(documents), tokens, held, round(seconds * 1e3, 3)))
 
 

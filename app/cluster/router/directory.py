@@ -78,7 +78,7 @@ class Directory:
             kept = {url: replica for url, replica in self._known.items() if url in alive}
             self._known = dict(sorted({**kept, **listed}.items(), key=lambda item: item[1].name))
         self._suspects = {url for url in self._known if url in doubtful and url not in alive}
-        self._metrics.listed(len(self.replicas))
+        self._metrics.replicas.set(len(self.replicas))
 
     async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
         """Claims to each document; none while the registry is lost, so that requests don't wait."""
@@ -98,14 +98,15 @@ class Directory:
         if not self.is_up:
             logger.info("registry reached: %d replicas", len(listed))
         self.is_up = True
-        self._metrics.registry_answered()
+        self._metrics.registry_up.set(1)
         return {replica.url: replica for replica in listed}
 
     def _note_lost(self, error: RegistryError) -> None:
         if self.is_up is not False:
             logger.warning("registry lost: %s; routing by hash and load", error)
         self.is_up = False
-        self._metrics.registry_lost()
+        self._metrics.registry_up.set(0)
+        self._metrics.registry_errors.inc()
 
     async def _answers(self, replica: Replica) -> bool:
         try:

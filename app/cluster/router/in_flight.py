@@ -3,7 +3,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _PEAK_S = 1.5
 """Half the time that peaks are remembered: heartbeats come, and are read, once a second."""
@@ -26,6 +27,15 @@ class InFlight:
         self._now[replica] += change
         self._rotate()
         self._peaks[0][replica] = max(self._peaks[0][replica], self._now[replica])
+
+    @contextmanager
+    def one(self, replica: str) -> Iterator[None]:
+        """Counts a request as unfinished within the context."""
+        self.add(replica, 1)
+        try:
+            yield
+        finally:
+            self.add(replica, -1)
 
     def load(self, replica: str, heartbeat: int) -> int:
         """A replica's load: its last ``heartbeat`` without our requests counted in it, plus ours now."""

@@ -59,25 +59,25 @@ class Prefill:
         prompt = await in_thread_if_long(len(body), _dumped, first)
         for replica in (await self._chooser.prefillers(path, asked))[:1]:
             if (params := await self._computed(scope, replica, prompt, self._key)) is not None:
-                self._metrics.prefilled("handed_over")
+                self._metrics.prefills.labels("handed_over").inc()
                 body = await in_thread_if_long(len(body), _dumped, {**parsed, _PARAMS: params})
                 signature = self._key.sign(scope["method"], raw_path(scope).decode("ascii"), body)
                 return body, [(HEADER.encode(), signature.encode())]
-            self._metrics.prefilled("failed")
+            self._metrics.prefills.labels("failed").inc()
         return body, ()
 
     async def _computed(self, scope: Scope, replica: Replica, body: bytes, key: PeerKey) -> dict[str, Any] | None:
         """The address of the prompt's blocks at ``replica``, if it has computed the prompt."""
-        in_flight, directory = self._chooser.in_flight, self._chooser.directory
+        directory = self._chooser.directory
 
         async def is_alive() -> bool:
             return replica in directory
 
-        in_flight.add(replica.url, 1)
         try:
             request = forwarded(scope, replica, body)
             request.extensions[MOST_BYTES] = _MOST_BYTES
-            response = await answered_while(is_alive, self._client.send(request, auth=PeerAuth(key)), REFRESH_S)
+            with self._chooser.in_flight.one(replica.url):
+                response = await answered_while(is_alive, self._client.send(request, auth=PeerAuth(key)), REFRESH_S)
             if response is None:
                 logger.warning("replica %s, which prefills, is gone", replica.name)
                 return None
@@ -88,8 +88,6 @@ class Prefill:
             logger.warning("replica %s, which prefills: %s: %s", replica.name, type(error).__name__, error)
             directory.suspect(replica)
             return None
-        finally:
-            in_flight.add(replica.url, -1)
         params = answer.get(_PARAMS) if answer is not None else None
         return params if isinstance(params, dict) and HANDOVER_KEY in params else None
 

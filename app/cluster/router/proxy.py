@@ -6,10 +6,9 @@ import logging
 import re
 import socket
 import time
-from contextlib import asynccontextmanager
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import httpx
 from starlette.responses import JSONResponse
@@ -25,9 +24,6 @@ from app.http.messages import has_files, in_thread_if_long, read_body
 from app.http.refusals import refusal
 from machine.http_client import CONNECTIONS
 from replicas.registry import Replica
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 logger = logging.getLogger(__name__)
 
@@ -102,18 +98,19 @@ class Proxy:
         replicas = (await self._chooser.choose(path, asked, name))[:MOST_ATTEMPTS]
         body, headers = await self._prefill.prepared(scope, body, asked, replicas)
         for attempt, replica in enumerate(replicas, 1):
-            async with self._counted(replica):
+            load = self._metrics.load.labels(replica.name)
+            with self._chooser.in_flight.one(replica.url), load.track_inprogress():
                 try:
                     is_last = attempt == len(replicas)
                     has_answered = await self._attempt(replica, scope, body, headers, send, is_last=is_last)
                 except _UnreachableError as error:
                     logger.warning("replica %s: %s", replica.name, error)
                     self._directory.suspect(replica)
-                    self._metrics.retried("unreachable")
+                    self._metrics.retries.labels("unreachable").inc()
                     continue
                 if has_answered:
                     return
-                self._metrics.retried("busy")
+                self._metrics.retries.labels("busy").inc()
         message = f"no replica named {name!r}" if name is not None else "no replica can be reached"
         await unavailable(message)(scope, _nothing, send)
 
@@ -138,7 +135,7 @@ class Proxy:
                 # Don't end the response: the client must notice that it is incomplete.
                 raise ConnectionResetError(f"replica {replica.name} broke off: {error!r}") from error
             finally:
-                self._metrics.answered(replica.name, status)
+                self._metrics.requests.labels(replica.name, status).inc()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return True
         finally:
@@ -153,16 +150,6 @@ class Proxy:
             return response
         await response.aclose()
         raise _UnreachableError("its answer isn't HTTP, and can't be sent on")
-
-    @asynccontextmanager
-    async def _counted(self, replica: Replica) -> "AsyncIterator[None]":
-        in_flight = self._chooser.in_flight
-        in_flight.add(replica.url, 1)
-        try:
-            with self._metrics.under_way(replica.name):
-                yield
-        finally:
-            in_flight.add(replica.url, -1)
 
 
 def unavailable(message: str) -> JSONResponse:
