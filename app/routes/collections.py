@@ -25,7 +25,7 @@ from app.http.answers import (
     StoredFile,
 )
 from app.http.openapi import JsonLines, JsonList, answers
-from app.routes.dependencies import AppState, Manager, RequestRetrieval, RequestSettings
+from app.routes.dependencies import AppState, Context, Manager
 from engine_ext.client.request import NamespaceRefusedError, own_namespace
 from engine_ext.client.threads import in_thread
 
@@ -57,9 +57,8 @@ async def ingest_files(
     name: Name,
     files: Annotated[list[UploadFile], File(description="of the types in docs/collections.md")],
     state: AppState,
-    settings: RequestSettings,
+    context: Context,
     manager: Manager,
-    retrieval: RequestRetrieval,
     system: Annotated[str | None, Form(description="system prompt of its questions; the first call's stays")] = None,
     max_tokens: Annotated[int | None, Form(ge=LEAST_TOKENS, description="most of a passage; default: 256")] = None,
     context_tokens: Annotated[
@@ -73,6 +72,7 @@ async def ingest_files(
     A file replaces an earlier one of its name; unchanged ones stay. An interrupted call keeps what it stored, and
     passages that it did not compute are computed when a question needs them. 400 if no file can be read.
     """
+    retrieval, settings = context.retrieval, context.settings
     collections, default = retrieval.collections, settings.most_tokens(DEFAULT_MAX_TOKENS)
     most = None if max_tokens is None else settings.most_tokens(max_tokens)
     about = await in_thread(collections.begin, _own(namespace), name, system, most, default, context_tokens)
@@ -105,9 +105,9 @@ def _own(namespace: str | None) -> str:
     response_model=None,
     responses=answers(CollectionList),
 )
-async def list_collections(retrieval: RequestRetrieval, namespace: Namespace = None) -> dict[str, Any]:
+async def list_collections(context: Context, namespace: Namespace = None) -> dict[str, Any]:
     """Those of one namespace, by name."""
-    return {"object": "list", "data": await in_thread(retrieval.collections.summaries, _own(namespace))}
+    return {"object": "list", "data": await in_thread(context.retrieval.collections.summaries, _own(namespace))}
 
 
 @router.get(
@@ -117,9 +117,9 @@ async def list_collections(retrieval: RequestRetrieval, namespace: Namespace = N
     response_model=None,
     responses=answers(Collection, HTTPStatus.NOT_FOUND),
 )
-async def get_collection(name: Name, retrieval: RequestRetrieval, namespace: Namespace = None) -> JsonList:
+async def get_collection(name: Name, context: Context, namespace: Namespace = None) -> JsonList:
     """Files by name, without their texts."""
-    corpus = await in_thread(retrieval.collections.corpus, _own(namespace), name)
+    corpus = await in_thread(context.retrieval.collections.corpus, _own(namespace), name)
     files = (corpus.files[file] for file in sorted(corpus.files))
     listed = ({"file": each.file, "bytes": each.bytes, "passages": len(each.passages)} for each in files)
     return JsonList(await in_thread(corpus.summary), "data", listed)
@@ -133,10 +133,10 @@ async def get_collection(name: Name, retrieval: RequestRetrieval, namespace: Nam
     responses=answers(PassageList, HTTPStatus.NOT_FOUND),
 )
 async def list_passages(
-    name: Name, file: Annotated[str, Query(min_length=1)], retrieval: RequestRetrieval, namespace: Namespace = None
+    name: Name, file: Annotated[str, Query(min_length=1)], context: Context, namespace: Namespace = None
 ) -> JsonList:
     """In the file's order, with their texts."""
-    corpus = await in_thread(retrieval.collections.corpus, _own(namespace), name)
+    corpus = await in_thread(context.retrieval.collections.corpus, _own(namespace), name)
     return JsonList({"object": "list"}, "data", (each.to_dict() for each in corpus.file(file).passages))
 
 
@@ -151,12 +151,12 @@ async def delete_collection(
     name: Name,
     state: AppState,
     manager: Manager,
-    retrieval: RequestRetrieval,
+    context: Context,
     file: Annotated[str | None, Query(min_length=1, description="only this file")] = None,
     namespace: Namespace = None,
 ) -> dict[str, Any]:
     """Removes texts, and the KV of their passages from the pool and all tiers."""
-    collections, own = retrieval.collections, _own(namespace)
+    collections, own = context.retrieval.collections, _own(namespace)
     about, ids = await in_thread(collections.delete, own, name, file)
     await CollectionIngestion(state, manager, collections, about).drop(ids)
     return {"collection": name, "file": file, "passages": len(ids), "deleted": True}

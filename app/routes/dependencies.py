@@ -8,10 +8,7 @@ from fastapi import Depends, Request
 from starlette.datastructures import State
 
 from app.catalog.segments import Catalog
-from app.collections.retrieval import Retrieval
 from app.context import ServerContext
-from app.documents.extraction import Extraction
-from app.settings import Settings
 from cache.errors import FullAttentionError
 from cache.manager import ChunkCacheManager
 from engine_ext.chunks.cache_off import CacheOff
@@ -39,26 +36,11 @@ async def _context(state: AppState) -> ServerContext:
 Context = Annotated[ServerContext, Depends(_context)]
 
 
-async def _settings(context: Context) -> Settings:
-    return context.settings
-
-
-async def _retrieval(context: Context) -> Retrieval:
-    return context.retrieval
-
-
-async def _extraction(context: Context) -> Extraction:
-    return context.extraction
-
-
 async def _engine(state: AppState) -> ChunkEngine:
     engine: ChunkEngine = state.engine_client
     return engine
 
 
-RequestSettings = Annotated[Settings, Depends(_settings)]
-FileExtraction = Annotated[Extraction, Depends(_extraction)]
-RequestRetrieval = Annotated[Retrieval, Depends(_retrieval)]
 Engine = Annotated[ChunkEngine, Depends(_engine)]
 
 

@@ -12,7 +12,7 @@ from app.documents.readers import READERS, UnreadableFileError, suffix_of
 from app.documents.splitting import LEAST_TOKENS, Piece
 from app.http.answers import Split
 from app.http.openapi import JsonList, answers
-from app.routes.dependencies import FileExtraction, RequestSettings
+from app.routes.dependencies import Context
 from engine_ext.client.threads import in_thread
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
@@ -34,8 +34,7 @@ DEFAULT_MAX_TOKENS = 512
 )
 async def split(
     request: Request,
-    settings: RequestSettings,
-    extraction: FileExtraction,
+    context: Context,
     filename: Annotated[str, Query(min_length=1, max_length=LONGEST_NAME, description="its suffix tells the type")],
     max_tokens: Annotated[int | None, Query(ge=LEAST_TOKENS, description="most in a chunk; default: 512")] = None,
 ) -> JsonList:
@@ -44,7 +43,7 @@ async def split(
     Without ``tokens``, the chunks are valid for ``/v1/rag/chat`` and ``/v1/rag/chunks``. An ``id`` depends on the
     chunk's content. 415 for another type of file.
     """
-    limit = settings.most_tokens(max_tokens or DEFAULT_MAX_TOKENS)
+    limit = context.settings.most_tokens(max_tokens or DEFAULT_MAX_TOKENS)
     if suffix_of(filename) not in READERS:
         raise GracefulHTTPError(
             f"{filename!r} can't be split; supported types: {', '.join(READERS)}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE
@@ -52,7 +51,7 @@ async def split(
     # A large body is joined in a thread: the event loop goes on meanwhile.
     file = await in_thread(b"".join, [part async for part in request.stream()])
     try:
-        pieces = await extraction.split(file, filename, limit)
+        pieces = await context.extraction.split(file, filename, limit)
     except UnreadableFileError as error:
         raise BadRequestError(str(error), "body") from error
     return JsonList({}, "chunks", (_chunk(filename, *each) for each in enumerate(pieces, start=1)))

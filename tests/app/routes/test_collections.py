@@ -202,7 +202,7 @@ async def test_an_error_names_each_file_once(client):
 async def test_long_lists_are_written_in_parts(app, client):
     """The event loop goes on between them."""
     await put(client, {"a.txt": "\n\n".join(f"Word {number}." for number in range(3000))}, max_tokens="16")
-    answer = await collections.list_passages("birds", "a.txt", app.state.tessera.retrieval)
+    answer = await collections.list_passages("birds", "a.txt", app.state.tessera)
     parts = [part async for part in answer.body_iterator]
     listed = json.loads("".join(parts))
     assert [each["number"] for each in listed["data"]] == list(range(1, len(listed["data"]) + 1))
