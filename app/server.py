@@ -45,7 +45,7 @@ from app.prompt.segments import SegmentRenderer
 from app.routes import cache, chunks, cluster, collections, peer, rag, split
 from app.settings import Settings
 from cache.positions.strategy import DefaultStrategy
-from cache.tiers.config import make_tier, parse_tiers
+from cache.tiers.config import make_tier
 from cache.tiers.signed import TierKey
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.client.engine import ChunkEngine
@@ -200,7 +200,7 @@ def prepare(args: argparse.Namespace, settings: Settings) -> None:
     set_cpu_defaults(args)
     check_flags(args)
     _tier_key(settings)
-    for url in parse_tiers(settings.chunk_cache_tiers or ""):
+    for url in settings.tiers():
         make_tier(url).close()  # fails early; each worker makes its own
 
 
@@ -240,7 +240,7 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
         placement=settings.chunk_cache_placement,
         strategy=_strategy(settings, profile),
         eviction=settings.chunk_cache_eviction,
-        tiers=tuple(parse_tiers(settings.chunk_cache_tiers or "")),
+        tiers=tuple(settings.tiers()),
         tier_key=_tier_key(settings),
         probe_layers=settings.probe_layers(),
         needs_attention=settings.needs_attention or (profile is not None and profile.needs_attention),

@@ -134,6 +134,10 @@ class Settings(TuningSettings, LogSettings, ClusterSettings, AccessSettings, Chu
         """The most tokens of a passage for which so many are wanted: longer documents are split."""
         return min(wanted, self.chunk_max_tokens)
 
+    def tiers(self) -> list[str]:
+        """The tiers' URLs, fastest first."""
+        return parse_tiers(self.chunk_cache_tiers or "")
+
     def probe_layers(self) -> tuple[int, ...]:
         """Layers that measure attention to chunks; empty for the default ones."""
         return tuple(map(int, self.chunk_probe_layers.split(","))) if self.chunk_probe_layers else ()

@@ -18,7 +18,6 @@ from app.cluster.peers import Peers
 from app.cluster.prefillers import Prefillers
 from app.context import ServerContext
 from app.settings import Settings
-from cache.tiers.config import parse_tiers
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.engine import ChunkEngine
@@ -131,7 +130,7 @@ def _storages(cache: ChunkCache | CacheOff, settings: Settings) -> tuple[str, ..
     if isinstance(cache, CacheOff):
         return ()
     try:
-        return storage_ids(parse_tiers(settings.chunk_cache_tiers or ""), cache.config.fingerprint)
+        return storage_ids(settings.tiers(), cache.config.fingerprint)
     except OSError as error:
         logger.warning("the registry is not told of chunks in tiers: %s", error)
         return ()

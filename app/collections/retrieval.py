@@ -23,7 +23,6 @@ from app.documents.rag_request import RagChatRequest, RagChunk
 from app.documents.retrieve_field import RetrieveField
 from app.settings import Settings
 from cache.report import Found, Retrieved
-from cache.tiers.config import parse_tiers
 from engine_ext.client.request import NamespaceRefusedError, own_namespace
 from engine_ext.client.threads import in_thread
 from machine.folders import tessera_home
@@ -63,7 +62,7 @@ def make_retriever(settings: Settings) -> Retriever:
 def _folder(settings: Settings) -> Path:
     if settings.collections is not None:
         return settings.collections
-    tiers = [urlsplit(url) for url in parse_tiers(settings.chunk_cache_tiers or "")]
+    tiers = [urlsplit(url) for url in settings.tiers()]
     directory = next((Path(unquote(url.path)) for url in tiers if url.scheme == "file"), tessera_home())
     folder = directory / "collections"
     if settings.tier_key is None:

@@ -20,7 +20,7 @@ from vllm.platforms import current_platform
 
 from app.commands.doctor.finding import Finding
 from app.settings import Settings
-from cache.tiers.config import make_tier, parse_tiers, size_of
+from cache.tiers.config import make_tier, size_of
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.signed import TierKey
 from cache.tiers.tier import TierConfigError
@@ -71,7 +71,7 @@ def _device(_: argparse.Namespace, __: Settings) -> Iterator[Finding]:
 def _memory(args: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
     """Checks that pool, KV cache and host tier fit in memory."""
     set_cpu_defaults(args)
-    in_host = sum(size for name, size in map(size_of, parse_tiers(settings.chunk_cache_tiers or "")) if name == "host")
+    in_host = sum(size for name, size in map(size_of, settings.tiers()) if name == "host")
     if current_platform.is_cpu():
         in_host += (settings.chunk_cache_memory or default_pool_bytes()) + (args.kv_cache_memory_bytes or 0)
     elif args.kv_cache_memory_bytes is None:
@@ -121,7 +121,7 @@ def _tiers(_: argparse.Namespace, settings: Settings) -> Iterator[Finding]:
             TierKey.read(settings.tier_key)
         except TierConfigError as error:
             yield Finding("FAIL", str(error), "write a secret into it, as head -c 32 /dev/urandom | base64 makes one")
-    for url in parse_tiers(settings.chunk_cache_tiers or ""):
+    for url in settings.tiers():
         scheme, max_bytes = urlsplit(url).scheme, size_of(url)[1]
         try:
             yield _directory(url, max_bytes) if scheme == "file" else _other_tier(url, scheme)
