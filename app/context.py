@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """State that the endpoints and middleware of a server share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from app.collections.retrieval import Retrieval
 from app.documents.extraction import Extraction
-from app.documents.patterns import Pattern, finds_by, patterns_of
+from app.documents.patterns import Pattern, finds_by
 from app.profile import Profile
 from app.prompt.marks import Marks
 from app.settings import Settings
@@ -19,12 +20,14 @@ from replicas.redis_registry import RedisRegistry
 class ServerContext:
     """Made once, at the server's start; ``tessera`` in the application's state, beside what vLLM keeps there.
 
-    ``profile`` decides what requests leave open. Without a ``registry``, nobody asks who holds a document.
+    ``patterns`` are those of ``--documents``; ``profile`` decides what requests leave open. Without a ``registry``,
+    nobody asks who holds a document.
     """
 
     engine: ChunkEngine
     settings: Settings
     retrieval: Retrieval
+    patterns: Sequence[Pattern]
     marks: Marks
     extraction: Extraction
     profile: Profile | None = None
@@ -33,9 +36,7 @@ class ServerContext:
     """The cache options of a request that names none."""
     finds: FindsDocuments = field(init=False)
     """Whether documents are looked for in a prompt that doesn't say."""
-    patterns: tuple[Pattern, ...] = field(init=False)
-    """The forms of documents in prompts."""
 
     def __post_init__(self) -> None:
         self.defaults = self.settings.cache_defaults()
-        self.finds, self.patterns = finds_by(self.settings.documents), patterns_of(self.settings.documents)
+        self.finds = finds_by(self.settings.documents)

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +26,7 @@ from app.access.middleware import AccessMiddleware
 from app.access.tenants import Tenants
 from app.advice import off_message
 from app.cluster.registration import registered
-from app.collections.retrieval import make_retrieval, make_retriever
+from app.collections.retrieval import make_retrieval
 from app.context import ServerContext
 from app.documents.extraction import Extraction
 from app.documents.patterns import patterns_of
@@ -53,7 +53,7 @@ from engine_ext.client.position_limit import longest_chunk
 from engine_ext.start.fingerprint import weights_digest
 from engine_ext.start.memory import set_cpu_defaults
 from engine_ext.start.stages import told_stages
-from engine_ext.start.startup import ChunkCacheOptions, MakeRenderer, Quotas, no_quotas, start_chunk_engine
+from engine_ext.start.startup import ChunkCacheOptions, no_quotas, start_chunk_engine
 from engine_ext.start.support import check_flags
 from engine_ext.start.vllm_log import log_file
 from engine_ext.start.weights import UnknownWeightsError
@@ -68,18 +68,9 @@ GRACE_S = 1
 """Seconds that responses may continue after the engine has stopped (after vLLM's ``--shutdown-timeout``)."""
 
 
-async def build_tessera_app(
-    engine: ChunkEngine,
-    args: argparse.Namespace,
-    settings: Settings,
-    profile: Profile | None,
-    marks: Marks,
-    tenants: Tenants | None,
-) -> FastAPI:
+async def build_tessera_app(args: argparse.Namespace, context: ServerContext, tenants: Tenants | None) -> FastAPI:
     """vLLM's app with Tessera's routers and middleware."""
-    if profile is not None and settings.profile is not None:  # one beside the model was read with its weights
-        await _check_model(profile, engine)
-    context = _context(engine, settings, profile, marks)
+    engine, settings = context.engine, context.settings
     supported_tasks = await engine.llm.get_supported_tasks()
     app: FastAPI = build_app(args, supported_tasks, engine.model_config)
     app.title = "Tessera"
@@ -102,23 +93,6 @@ async def build_tessera_app(
     app.state.tessera = context
     await init_app_state(engine, app.state, args, supported_tasks)
     return app
-
-
-def _context(engine: ChunkEngine, settings: Settings, profile: Profile | None, marks: Marks) -> ServerContext:
-    """State that the server's endpoints and middleware share, with what the model decides of the settings."""
-    decided = {
-        "chunk_mode": settings.chunk_mode or engine.strategy.strategy.value,
-        "chunk_max_tokens": min(settings.chunk_max_tokens, longest_chunk(engine.model_config)),
-    }
-    return ServerContext(
-        engine,
-        settings.model_copy(update=decided),
-        make_retrieval(settings),
-        marks,
-        Extraction(engine.renderer.tokenizer_json),
-        profile and profile.placed(engine.cache.placement, measures_attention=engine.cache.no_attention is None),
-        _registry(settings),
-    )
 
 
 def _advertised(settings: Settings) -> str | None:
@@ -188,27 +162,27 @@ def claim_address(url: str) -> socket.socket:
 def prepare(args: argparse.Namespace, settings: Settings) -> None:
     """Prepares arguments and logging before the engine starts.
 
-    Raises :class:`UnsupportedFlagError`, :class:`TierConfigError`, :class:`ExposedError`, :class:`TenantsFileError`,
-    :class:`PatternError`, :class:`ProfileError`, :class:`UnknownRetrieverError`.
+    Raises :class:`UnsupportedFlagError`, :class:`TierConfigError`, :class:`ExposedError`, :class:`TenantsFileError`.
     """
     configure_logging(settings)
-    make_retriever(settings)  # fails early, as does the next one
-    patterns_of(settings.documents)
     if args.served_model_name is None and (folder := Path(args.model)).is_dir():
         args.served_model_name = [folder.resolve().name]
     args.host = checked_host(args.host, _tenants(args, settings), allow_anonymous=settings.allow_anonymous)
     set_cpu_defaults(args)
     check_flags(args)
-    _tier_key(settings)
     for url in settings.tiers():
         make_tier(url).close()  # fails early; each worker makes its own
 
 
 @asynccontextmanager
 async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIterator[tuple[FastAPI, ChunkEngine]]:
-    """The application and its running engine, which ends with the context."""
-    profile = _profile(args.model, settings)
-    marks, tenants = Marks(), _tenants(args, settings)
+    """The application and its running engine, which ends with the context.
+
+    What the flags name is read before the engine starts. Raises :class:`TierConfigError`, :class:`PatternError`,
+    :class:`ProfileError`, :class:`UnknownRetrieverError`.
+    """
+    profile, tenants = _profile(args.model, settings), _tenants(args, settings)
+    retrieval, patterns, marks = make_retrieval(settings), patterns_of(settings.documents), Marks()
 
     def renderer(vllms: Any, block_tokens: int | None) -> SegmentRenderer:
         model = vllms.model_config
@@ -217,19 +191,31 @@ async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIter
 
     options = _cache_options(settings, profile)
     quotas = tenants.quota_of if tenants is not None else no_quotas
-    async with _started_engine(AsyncEngineArgs.from_cli_args(args), options, renderer, quotas) as engine:
-        with exported(engine, wanted=settings.chunk_cache != "off"):
-            app = await build_tessera_app(engine, args, settings, profile, marks, tenants)
-            extraction = app.state.tessera.extraction  # vLLM's HTTP server deletes app.state when it ends
-            try:
-                yield app, engine
-            finally:
-                extraction.close()
-
-
-def _tier_key(settings: Settings) -> TierKey | None:
-    """The key of ``--tier-key``, if given; raises :class:`TierConfigError`."""
-    return None if settings.tier_key is None else TierKey.read(settings.tier_key)
+    async with AsyncExitStack() as stack:
+        with progress(f"starting the engine with {args.model}") as shown, told_stages(shown) as begin:
+            starting = start_chunk_engine(AsyncEngineArgs.from_cli_args(args), options, renderer, quotas, begin)
+            engine = await stack.enter_async_context(starting)
+        stack.enter_context(exported(engine, wanted=settings.chunk_cache != "off"))
+        if profile is not None:
+            if settings.profile is not None:  # one beside the model was read with its weights
+                await _check_model(profile, engine)
+            profile = profile.placed(engine.cache.placement, measures_attention=engine.cache.no_attention is None)
+        decided = {
+            "chunk_mode": settings.chunk_mode or engine.strategy.strategy.value,
+            "chunk_max_tokens": min(settings.chunk_max_tokens, longest_chunk(engine.model_config)),
+        }
+        extraction = stack.enter_context(closing(Extraction(engine.renderer.tokenizer_json)))
+        context = ServerContext(
+            engine,
+            settings.model_copy(update=decided),
+            retrieval,
+            patterns,
+            marks,
+            extraction,
+            profile,
+            _registry(settings),
+        )
+        yield await build_tessera_app(args, context, tenants), engine
 
 
 def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOptions:
@@ -241,25 +227,13 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
         strategy=_strategy(settings, profile),
         eviction=settings.chunk_cache_eviction,
         tiers=tuple(settings.tiers()),
-        tier_key=_tier_key(settings),
+        tier_key=None if settings.tier_key is None else TierKey.read(settings.tier_key),
         probe_layers=settings.probe_layers(),
         needs_attention=settings.needs_attention or (profile is not None and profile.needs_attention),
         decode_budget=settings.decode_sparse_budget,
         chunk_adapter=settings.chunk_adapter,
         shares=settings.registry is not None and settings.peer_secret is not None,
     )
-
-
-@asynccontextmanager
-async def _started_engine(
-    engine_args: AsyncEngineArgs, options: ChunkCacheOptions, make_renderer: MakeRenderer, quotas: Quotas
-) -> AsyncIterator[ChunkEngine]:
-    async with AsyncExitStack() as stack:
-        with progress(f"starting the engine with {engine_args.model}") as shown, told_stages(shown) as begin:
-            engine = await stack.enter_async_context(
-                start_chunk_engine(engine_args, options, make_renderer, quotas, begin)
-            )
-        yield engine
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from fastapi import APIRouter, FastAPI
 from httpx import AsyncClient
 
 from app.context import ServerContext
+from app.documents.patterns import PATTERNS
 from app.errors import answer_errors
 from app.prompt.marks import Marks
 from app.settings import Settings
@@ -18,9 +19,8 @@ from tests.serving import client_of
 def make_context(**fields: Any) -> ServerContext:
     """A context with these fields; by default its chunk cache is off and its settings are the default ones."""
     engine = SimpleNamespace(cache=CacheOff("switched off"))
-    return ServerContext(
-        **{"engine": engine, "settings": Settings(), "retrieval": None, "marks": Marks(), "extraction": None, **fields}
-    )
+    usual = {"engine": engine, "settings": Settings(), "retrieval": None, "patterns": PATTERNS, "marks": Marks()}
+    return ServerContext(**{**usual, "extraction": None, **fields})
 
 
 def client_with(router: APIRouter, **state: Any) -> AsyncClient:
