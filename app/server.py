@@ -136,7 +136,7 @@ async def run(args: argparse.Namespace, settings: Settings) -> int:
     try:
         async with (
             started_app(args, settings) as (app, engine),
-            _announced(app.state, engine, lambda: _tell_ready(engine, url, started, settings), args, settings),
+            _announced(app.state, lambda: _tell_ready(engine, url, started, settings), args),
         ):
             shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))
             has_died = engine.has_died
@@ -237,16 +237,14 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
 
 
 @asynccontextmanager
-async def _announced(
-    state: State, engine: ChunkEngine, announce: Callable[[], None], args: argparse.Namespace, settings: Settings
-) -> AsyncIterator[None]:
+async def _announced(state: State, announce: Callable[[], None], args: argparse.Namespace) -> AsyncIterator[None]:
     """Calls ``announce`` once the HTTP server accepts connections, then registers the replica."""
 
     async def present() -> None:
         while not getattr(getattr(state, "server", None), "started", False):
             await asyncio.sleep(0.05)
         announce()
-        async with registered(state, engine, args, settings):
+        async with registered(state, args):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(present(), name="announced")

@@ -20,7 +20,6 @@ from app.context import ServerContext
 from app.settings import Settings
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
-from engine_ext.client.engine import ChunkEngine
 from engine_ext.wire.vllm_compat import num_unfinished_requests
 from machine.http_client import CONNECTIONS
 from machine.progress import say
@@ -36,20 +35,18 @@ _CONNECT_S = 2.0
 
 
 @asynccontextmanager
-async def registered(
-    state: State, engine: ChunkEngine, args: argparse.Namespace, settings: Settings
-) -> AsyncIterator[None]:
+async def registered(state: State, args: argparse.Namespace) -> AsyncIterator[None]:
     """Publishes this replica, even without a chunk cache, if there is a registry."""
     context: ServerContext = state.tessera
     if (registry := context.registry) is None:
         yield
         return
-    publisher = Publisher(registry, _description(state, engine, args, settings), engine.cache.holdings)
+    publisher = Publisher(registry, _description(state, args), context.engine.cache.holdings)
     collector = _PublisherCollector(publisher)
     task = asyncio.create_task(publisher.run(), name="publisher")
     REGISTRY.register(collector)
     try:
-        async with _fetching(engine, registry, publisher, settings):
+        async with _fetching(context, registry, publisher):
             yield
     finally:
         REGISTRY.unregister(collector)
@@ -60,11 +57,10 @@ async def registered(
 
 
 @asynccontextmanager
-async def _fetching(
-    engine: ChunkEngine, registry: Registry, publisher: Publisher, settings: Settings
-) -> AsyncIterator[None]:
+async def _fetching(context: ServerContext, registry: Registry, publisher: Publisher) -> AsyncIterator[None]:
     """Adds other replicas as a source of missing chunks, if sharing is on."""
-    cache, secret = engine.cache, settings.peer_secret
+    cache, settings = context.engine.cache, context.settings
+    secret = settings.peer_secret
     if isinstance(cache, CacheOff) or cache.transfers is None or secret is None:
         yield
         return
@@ -89,10 +85,10 @@ async def _fetching(
             yield
 
 
-def _description(
-    state: State, engine: ChunkEngine, args: argparse.Namespace, settings: Settings
-) -> Callable[[str], Replica | None]:
+def _description(state: State, args: argparse.Namespace) -> Callable[[str], Replica | None]:
     """Makes the function that describes the replica for a heartbeat; ``None`` when stopping."""
+    context: ServerContext = state.tessera
+    engine, settings = context.engine, context.settings
     url = settings.advertise_url or _own_url(args)
     name = settings.replica_name or f"{socket.gethostname()}:{args.port}"
     hands_over = engine.exchanges_requests and settings.peer_secret is not None

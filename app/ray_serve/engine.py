@@ -39,7 +39,7 @@ class EngineReplica:
         app.state.server = _Actor()
         self._app = named(app, self.name)
         await self._running.enter_async_context(app.router.lifespan_context(app))
-        await self._running.enter_async_context(registered(app.state, self._engine, args, settings))
+        await self._running.enter_async_context(registered(app.state, args))
 
     async def handle(
         self, head: RequestHead, body: bytes, hint: Hint | None = None
