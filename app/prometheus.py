@@ -24,52 +24,34 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 10.0
 
-Read = Callable[[], list[Metric]]
+Read = Callable[[], Iterable[Metric]]
 
 
-class ChunkCacheCollector(Collector):
-    """Reads the engine's state on each scrape.
+class _Exported(Collector):
+    """Calls ``read`` on each scrape; in the event loop, since vLLM answers in another thread."""
 
-    ``in_loop`` calls a function in the event loop, where the manager may be read. ``wanted`` distinguishes a cache that
-    is unavailable from a cache that was switched off.
-    """
-
-    def __init__(self, engine: "ChunkEngine", *, wanted: bool, in_loop: Callable[[Read], list[Metric]]) -> None:
-        self._engine = engine
-        self._wanted = wanted
-        self._in_loop = in_loop
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._home, self._loop = threading.get_ident(), asyncio.get_running_loop()
 
     def describe(self) -> Iterable[Metric]:
         """Returns nothing; without this method, registering would collect."""
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics; with the cache off, only its state."""
-        return self._in_loop(self._read)
+        """All metrics."""
+        if threading.get_ident() == self._home:
+            return self._read()
+        return asyncio.run_coroutine_threadsafe(self._in_loop(), self._loop).result(_TIMEOUT_S)
 
-    def _read(self) -> list[Metric]:
-        cache = self._engine.cache
-        metrics = list(self._state())
-        if not isinstance(cache, CacheOff):
-            metrics += [*_counters(cache.metrics), *_gauges(cache), *_histograms(cache.metrics)]
-            metrics += _of_tiers(cache.metrics, cache.tier_writer.tiers)
-        return metrics
-
-    def _state(self) -> Iterator[Metric]:
-        cache = self._engine.cache
-        is_on = cache.reason is None
-        now = "on" if is_on else "unavailable" if self._wanted else "switched_off"
-        states = {name: int(name == now) for name in ("on", "switched_off", "unavailable")}
-        yield _gauge_by("cache_state", "State of the chunk cache: 1 for the one it is in", "state", states)
-        passed = int(not isinstance(cache, CacheOff))
-        yield _gauge("self_check_passed", "Whether reuse reproduced the engine's own KV at the start", passed)
-        yield _gauge("event_loop_tasks", "Running asyncio tasks of the server", len(asyncio.all_tasks()))
+    async def _in_loop(self) -> list[Metric]:
+        return list(self._read())
 
 
 @contextmanager
-def exported(engine: "ChunkEngine", *, wanted: bool) -> Iterator[None]:
-    """Exports ``engine`` on ``GET /metrics`` within the context; called in its event loop."""
-    collector = ChunkCacheCollector(engine, wanted=wanted, in_loop=_caller(asyncio.get_running_loop()))
+def exported(read: Read) -> Iterator[None]:
+    """Exports what ``read`` returns on ``GET /metrics`` within the context; called in its event loop."""
+    collector = _Exported(read)
     REGISTRY.register(collector)
     try:
         yield
@@ -77,19 +59,23 @@ def exported(engine: "ChunkEngine", *, wanted: bool) -> Iterator[None]:
         REGISTRY.unregister(collector)
 
 
-def _caller(loop: asyncio.AbstractEventLoop) -> Callable[[Read], list[Metric]]:
-    """A function that calls others in ``loop``, since vLLM answers ``GET /metrics`` in another thread."""
-    home = threading.get_ident()
+def chunk_cache_metrics(engine: "ChunkEngine", *, wanted: bool) -> Iterator[Metric]:
+    """The engine's state now; with the cache off, only that it is.
 
-    async def call(read: Read) -> list[Metric]:
-        return read()
-
-    def in_loop(read: Read) -> list[Metric]:
-        if threading.get_ident() == home:
-            return read()
-        return asyncio.run_coroutine_threadsafe(call(read), loop).result(_TIMEOUT_S)
-
-    return in_loop
+    ``wanted`` distinguishes a cache that is unavailable from a cache that was switched off.
+    """
+    cache = engine.cache
+    now = "on" if cache.reason is None else "unavailable" if wanted else "switched_off"
+    states = {name: int(name == now) for name in ("on", "switched_off", "unavailable")}
+    yield _gauge_by("cache_state", "State of the chunk cache: 1 for the one it is in", "state", states)
+    passed = int(not isinstance(cache, CacheOff))
+    yield _gauge("self_check_passed", "Whether reuse reproduced the engine's own KV at the start", passed)
+    yield _gauge("event_loop_tasks", "Running asyncio tasks of the server", len(asyncio.all_tasks()))
+    if not isinstance(cache, CacheOff):
+        yield from _counters(cache.metrics)
+        yield from _gauges(cache)
+        yield from _histograms(cache.metrics)
+        yield from _of_tiers(cache.metrics, cache.tier_writer.tiers)
 
 
 def _counters(counted: ChunkCacheMetrics) -> Iterator[Metric]:

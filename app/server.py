@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,7 +40,7 @@ from app.intake import CheckedFieldsMiddleware, DocumentsMiddleware
 from app.logs import configure_logging
 from app.modes import strategy_of
 from app.profile import Profile, ProfileError
-from app.prometheus import exported
+from app.prometheus import chunk_cache_metrics, exported
 from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from app.routes import cache, chunks, cluster, collections, peer, rag, split
@@ -195,7 +196,7 @@ async def started_app(args: argparse.Namespace, settings: Settings) -> AsyncIter
         with progress(f"starting the engine with {args.model}") as shown, told_stages(shown) as begin:
             starting = start_chunk_engine(AsyncEngineArgs.from_cli_args(args), options, renderer, quotas, begin)
             engine = await stack.enter_async_context(starting)
-        stack.enter_context(exported(engine, wanted=settings.chunk_cache != "off"))
+        stack.enter_context(exported(partial(chunk_cache_metrics, engine, wanted=settings.chunk_cache != "off")))
         if profile is not None:
             if settings.profile is not None:  # one beside the model was read with its weights
                 await _check_model(profile, engine)

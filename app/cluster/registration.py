@@ -5,18 +5,18 @@ import argparse
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 
 import httpx
-from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 from starlette.datastructures import State
 
 from app.cluster.peers import Peers
 from app.cluster.prefillers import Prefillers
 from app.context import ServerContext
+from app.prometheus import exported
 from app.settings import Settings
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
@@ -42,14 +42,12 @@ async def registered(state: State, args: argparse.Namespace) -> AsyncIterator[No
         yield
         return
     publisher = Publisher(registry, _description(state, args), context.engine.cache.holdings)
-    collector = _PublisherCollector(publisher)
     task = asyncio.create_task(publisher.run(), name="publisher")
-    REGISTRY.register(collector)
     try:
-        async with _fetching(context, registry, publisher):
-            yield
+        with exported(partial(publisher_metrics, publisher)):
+            async with _fetching(context, registry, publisher):
+                yield
     finally:
-        REGISTRY.unregister(collector)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
@@ -132,25 +130,13 @@ def _storages(cache: ChunkCache | CacheOff, settings: Settings) -> tuple[str, ..
         return ()
 
 
-class _PublisherCollector(Collector):
-    """The publisher's counters on ``GET /metrics``."""
-
-    def __init__(self, publisher: Publisher) -> None:
-        self._publisher = publisher
-
-    def describe(self) -> Iterable[Metric]:
-        """Returns nothing; without this method, registering would collect."""
-        return []
-
-    def collect(self) -> Iterable[Metric]:
-        """State of the registry, and counters of what was published."""
-        publisher = self._publisher
-        yield GaugeMetricFamily(
-            "tessera_registry_up", "Whether the last update of the registry succeeded", bool(publisher.is_up)
-        )
-        published, errors = publisher.num_published, publisher.num_errors
-        yield CounterMetricFamily("tessera_registry_published", "Changes published in the registry", published)
-        yield CounterMetricFamily("tessera_registry_errors", "Times that the registry was lost", errors)
+def publisher_metrics(publisher: Publisher) -> Iterator[Metric]:
+    """State of the registry, and counters of what was published."""
+    is_up = bool(publisher.is_up)
+    yield GaugeMetricFamily("tessera_registry_up", "Whether the last update of the registry succeeded", is_up)
+    published, errors = publisher.num_published, publisher.num_errors
+    yield CounterMetricFamily("tessera_registry_published", "Changes published in the registry", published)
+    yield CounterMetricFamily("tessera_registry_errors", "Times that the registry was lost", errors)
 
 
 def _models(state: State) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 
 import asyncio
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, generate_latest
 
-from app.prometheus import ChunkCacheCollector, exported
+from app.prometheus import chunk_cache_metrics, exported
 from cache.eviction.removal import Removal
 from engine_ext.chunks.cache_off import CacheOff
 from tests.app.helpers import cache_with
@@ -29,9 +30,8 @@ def scrape():
     """A function that returns a sample's value by name and labels, in Prometheus' format."""
 
     def scrape(engine, *, wanted=True):
-        registry = CollectorRegistry()
-        registry.register(ChunkCacheCollector(engine, wanted=wanted, in_loop=in_a_loop))
-        lines = generate_latest(registry).decode().splitlines()
+        metrics = in_a_loop(lambda: list(chunk_cache_metrics(engine, wanted=wanted)))
+        lines = generate_latest(SimpleNamespace(collect=lambda: metrics)).decode().splitlines()
         return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 
     return scrape
@@ -150,7 +150,7 @@ async def test_engines_of_one_process_are_shown_one_after_the_other():
         manager = make_manager()
         for _ in range(number):
             fill(manager, A)
-        with exported(make_engine(manager), wanted=True):
+        with exported(partial(chunk_cache_metrics, make_engine(manager), wanted=True)):
             assert REGISTRY.get_sample_value("tessera_fills_total", {"outcome": "succeeded"}) == 1
             assert REGISTRY.get_sample_value("tessera_lookups_total", {"result": "hit", "tier": "pool"}) == number - 1
         assert REGISTRY.get_sample_value("tessera_segments") is None
@@ -160,7 +160,7 @@ async def test_the_manager_is_read_in_its_event_loop():
     """vLLM answers GET /metrics in a thread while the event loop changes the manager."""
     engine, threads = make_engine(make_manager()), []
     engine.cache.manager.oldest_lease_seconds = lambda: float(threads.append(threading.get_ident()) or 0)
-    with exported(engine, wanted=True):
+    with exported(partial(chunk_cache_metrics, engine, wanted=True)):
         text = await asyncio.to_thread(generate_latest, REGISTRY)
     assert b"tessera_segments 0.0" in text
     assert threads == [threading.get_ident()]

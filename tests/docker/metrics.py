@@ -11,9 +11,9 @@ import promql_parser
 from prometheus_client import Metric
 from vllm.v1.metrics import loggers
 
-from app.cluster.registration import _PublisherCollector
+from app.cluster.registration import publisher_metrics
 from app.cluster.router.metrics import RouterMetrics
-from app.prometheus import ChunkCacheCollector
+from app.prometheus import chunk_cache_metrics
 from engine_ext.core.stats import COUNTERS, HISTOGRAMS
 from tests.app.helpers import cache_with
 from tests.cache.helpers import make_manager
@@ -67,8 +67,7 @@ def replica_series() -> dict[str, Series]:
     cache.tier_writer = SimpleNamespace(tiers={"file": 2})
     engine = SimpleNamespace(cache=cache)
     publisher = SimpleNamespace(is_up=True, num_published=0, num_errors=0)
-    collected = list(ChunkCacheCollector(engine, wanted=True, in_loop=in_a_loop).collect())
-    collected += _PublisherCollector(publisher).collect()
+    collected = in_a_loop(lambda: [*chunk_cache_metrics(engine, wanted=True), *publisher_metrics(publisher)])
     kinds = {f"tessera_{name}": "counter" for name in COUNTERS} | {
         f"tessera_{name}": "histogram" for name in HISTOGRAMS
     }
