@@ -15,8 +15,6 @@ from engine_ext.wire.plan import (
     LOST_KEY,
     SAVED_KEY,
     BlockTransfer,
-    Elsewhere,
-    Span,
     StepTransfers,
     TransferPlan,
     of_others,
@@ -50,29 +48,9 @@ class _Tracked:
     is_lost: bool = False
 
     @property
-    def attends(self) -> bool:
-        """Whether the request attends to the pool."""
-        return self.plan.attends
-
-    @property
     def reads_pool(self) -> bool:
         """Whether attention layers read more than the request's blocks."""
-        return self.attends or self.plan.probe is not None
-
-    @property
-    def elsewhere(self) -> Elsewhere | None:
-        """KV that another engine composed."""
-        return self.plan.elsewhere
-
-    @property
-    def num_loaded_tokens(self) -> int:
-        """Tokens that the plan loads."""
-        return self.plan.num_loaded_tokens
-
-    @property
-    def saves(self) -> tuple[Span, ...]:
-        """Spans that the plan saves."""
-        return self.plan.saves
+        return self.plan.attends or self.plan.probe is not None
 
 
 class SchedulerHalf:
@@ -113,18 +91,18 @@ class SchedulerHalf:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or request.skip_reading_prefix_cache:
             return 0
-        if (elsewhere := tracked.elsewhere) is not None and request.num_preemptions and not tracked.is_lost:
+        if (elsewhere := tracked.plan.elsewhere) is not None and request.num_preemptions and not tracked.is_lost:
             self._composer.as_plain(request, elsewhere.salt)
             tracked.is_lost = True
             return None
-        return max(0, tracked.num_loaded_tokens - num_computed_tokens)
+        return max(0, tracked.plan.num_loaded_tokens - num_computed_tokens)
 
     def blocks_allocated(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         """Queues the load of ``num_external_tokens`` tokens into the request's blocks."""
         tracked = self._tracked.get(request.request_id)
-        if num_external_tokens == 0 or tracked is None or tracked.attends:
+        if num_external_tokens == 0 or tracked is None or tracked.plan.attends:
             return
-        first_token = tracked.num_loaded_tokens - num_external_tokens
+        first_token = tracked.plan.num_loaded_tokens - num_external_tokens
         for table, block_ids in enumerate(blocks.get_block_ids()):
             first_kept = max(first_token, self._first_kept(table, block_ids))
             self._loads.append(
@@ -148,7 +126,7 @@ class SchedulerHalf:
         vLLM fails those that share them, but not while they are preempted. They may save again, right KV this time.
         """
         for tracked in self._tracked.values():
-            tracked.num_saved, tracked.saved, tracked.is_unsaved = 0, False, tracked.attends
+            tracked.num_saved, tracked.saved, tracked.is_unsaved = 0, False, tracked.plan.attends
 
     def finish_request(self, request: "Request") -> dict[str, bool] | None:
         """Stops tracking; tells the app whether the request's saves were carried out, or its KV was lost."""
@@ -161,7 +139,7 @@ class SchedulerHalf:
     def _saves(self, request_id: str, tracked: _Tracked, end: int) -> list[BlockTransfer]:
         """Saves up to token ``end`` of a request; later steps may drop blocks behind windows."""
         first, tables = tracked.num_saved, tracked.block_ids
-        spans = tuple(span for span in tracked.saves if max(first, span.start) < min(end, span.end))
+        spans = tuple(span for span in tracked.plan.saves if max(first, span.start) < min(end, span.end))
         if spans and any(self._first_kept(*each) > max(first, spans[0].start) for each in enumerate(tables)):
             tracked.is_unsaved = True
             return []
@@ -198,4 +176,4 @@ class SchedulerHalf:
 
     def _unsaved(self, request_id: str) -> _Tracked | None:
         tracked = self._tracked.get(request_id)
-        return tracked if tracked and tracked.saves and not (tracked.saved or tracked.is_unsaved) else None
+        return tracked if tracked and tracked.plan.saves and not (tracked.saved or tracked.is_unsaved) else None
