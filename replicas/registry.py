@@ -9,11 +9,12 @@ with the model's tokenizer and chat template.
 import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 
 from cache.segments.holdings import DocumentKey, Holding
 
@@ -90,26 +91,18 @@ class Replica:
     @classmethod
     def from_dict(cls, fields: Any) -> "Replica":
         """Parses untrusted JSON; raises ``ValueError`` unless every field is present and valid."""
-        if not isinstance(fields, dict) or set(fields) != set(cls.__slots__):
-            raise ValueError(f"not a replica: {fields!r}"[:200])
-        texts = [fields[name] for name in ("id", "name", "url", "fingerprint")]
-        numbers = [fields[name] for name in ("load", "held_tokens", "capacity_tokens")]
-        models, storages = fields["models"], fields["storages"]
-        lists = isinstance(models, list) and isinstance(storages, list)
-        if not lists or not all(isinstance(text, str) for text in [*texts, *models, *storages]):
-            raise ValueError(f"not a replica: {fields!r}"[:200])
-        if fields["role"] not in get_args(Role) or type(fields["hands_over"]) is not bool:
-            raise ValueError(f"not a replica: {fields!r}"[:200])
-        if any(type(number) is not int or not 0 <= number < _MOST for number in numbers):
+        try:
+            replica = msgspec.convert(fields, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"not a replica: {fields!r}"[:200]) from error
+        numbers = (replica.load, replica.held_tokens, replica.capacity_tokens)
+        if set(fields) != set(cls.__slots__) or not all(0 <= number < _MOST for number in numbers):
             raise ValueError(f"not a replica: {fields!r}"[:200])
         # Names become HTTP headers, and every text appears in logs.
-        if (
-            not all(text.isprintable() for text in [*texts, *models, *storages])
-            or fields["name"] != fields["name"].strip()
-        ):
+        texts = (replica.id, replica.name, replica.url, replica.fingerprint, *replica.models, *replica.storages)
+        if not all(text.isprintable() for text in texts) or replica.name != replica.name.strip():
             raise ValueError(f"not printable: {fields!r}"[:200])
-        url = origin_of(fields["url"])
-        return cls(**{**fields, "url": url, "models": tuple(models), "storages": tuple(storages)})
+        return replace(replica, url=origin_of(replica.url))
 
 
 def origin_of(text: str) -> str:
