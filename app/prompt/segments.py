@@ -12,6 +12,7 @@ from typing import Any, Final
 from vllm.exceptions import VLLMValidationError
 
 from app.documents.document import CONTEXT_TOKENS, Document
+from app.http.messages import QUICK_BYTES
 from app.prompt.known import KnownPassages
 from app.prompt.marks import BrokenMarksError, MarkedPrompt, Marks
 from app.prompt.tokenization import SegmentTokenizer
@@ -32,8 +33,6 @@ from engine_ext.client.request import REQUEST_KEY, ChunkedRequest, Ticket
 from engine_ext.client.threads import in_thread
 from engine_ext.wire.vllm_compat import ChatParams, bare_chat_params, tokens_input
 
-_SHORT: Final = 1 << 16
-"""Characters of a prompt that is tokenized at once."""
 _BLANK: Final = "N/A"
 """A question without content: attention to chunks is compared with what it pays."""
 
@@ -216,7 +215,7 @@ class SegmentRenderer:
         self._check_characters(marked.text, tok_params.max_total_tokens, "chunks")
         salt = (prompt_extras or {}).get("cache_salt")
         # Long prompts, in their turns, leave a thread for short ones.
-        run = in_thread if len(marked.text) > _SHORT else asyncio.to_thread
+        run = in_thread if len(marked.text) > QUICK_BYTES else asyncio.to_thread
         request, token_ids = await run(self._tokenize, marked, frame, tok_params.add_special_tokens)
         _check_length(request.prompt, len(token_ids), tok_params)
         engine_input: dict[str, Any] = {
