@@ -82,8 +82,11 @@ async def read_parts(receive: Receive) -> list[bytes] | None:
 
 def has_files(scope: Scope) -> bool:
     """Whether a request's body is a file, or a form that may have some, and not to be read as JSON."""
-    is_form = Headers(scope=scope).get("content-type", "").lower().startswith("multipart/")
-    return is_form or path_of(scope) == SPLIT
+    return _is_form(scope) or path_of(scope) == SPLIT
+
+
+def _is_form(scope: Scope) -> bool:
+    return Headers(scope=scope).get("content-type", "").lower().startswith("multipart/")
 
 
 def replay(parts: Iterable[bytes | memoryview], receive: Receive) -> Receive:
@@ -212,9 +215,10 @@ def hand_over(app: FastAPI) -> None:
 
 def _with_parsed(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
     async def handled(request: Request) -> Response:
-        kind, options = parse_options_header(request.headers.get("content-type"))
-        if kind.startswith(b"multipart/") and options.get(b"charset", b"utf-8").lower() != b"utf-8":
-            raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "forms are in UTF-8")
+        if _is_form(request.scope):
+            _, options = parse_options_header(request.headers["content-type"])
+            if options.get(b"charset", b"utf-8").lower() != b"utf-8":
+                raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "forms are in UTF-8")
         return await handler(_ParsedRequest(request.scope, request.receive))
 
     return handled
