@@ -44,10 +44,6 @@ class Costs:
         self.fetching = Pace()
         self.loading: defaultdict[str, Pace] = defaultdict(Pace)
 
-    def computed(self, num_tokens: int, seconds: float) -> None:
-        """Records that computing ``num_tokens`` took ``seconds``."""
-        self.computing.observe(num_tokens, seconds)
-
     def is_worth_fetching(self, num_tokens: int, num_bytes: int) -> bool:
         """Whether fetching is quicker than computing; True if either is unknown."""
         return self._is_quicker(self.fetching.seconds(num_bytes), num_tokens)

@@ -210,10 +210,10 @@ class FillRunner:
                 self.num_running -= 1
         seconds = time.perf_counter() - started
         self._manager.metrics.fill_seconds.observe(seconds)
-        result = _result(job, num_computed)
-        if result.num_computed:
-            self._costs.computed(result.num_computed, seconds)
-        return result
+        if num_computed:
+            self._costs.computing.observe(num_computed, seconds)
+        # The last tokens that were computed are the job's own.
+        return FillResult(num_computed, min(num_computed, job.num_tokens))
 
     async def _run(self, job: FillJob, request_id: str, cache_salt: str | None, generate_kwargs: dict[str, Any]) -> int:
         """Runs the job's requests; returns the tokens that were computed."""
@@ -284,11 +284,6 @@ class FillRunner:
             if status is not ChunkStatus.LOADED and not job.is_private:
                 self._on_computed(job.entries)
         self._on_end()
-
-
-def _result(job: FillJob, num_computed: int) -> FillResult:
-    """Counts computed tokens from the end: the chunk's, then the system segment's."""
-    return FillResult(num_computed, min(num_computed, job.num_tokens))
 
 
 class ChunkCache:
@@ -408,10 +403,6 @@ class ChunkCache:
     def is_crowded(self, owner: str | None = None) -> bool:
         """Whether the fill queue is full; with keys, for a tenant."""
         return self.fills.is_crowded(owner)
-
-    async def wait(self, lease: Lease, own: Sequence[FillTask]) -> list[FillResult]:
-        """Waits until the leased segments can be loaded; see :meth:`FillRunner.wait`."""
-        return await self.fills.wait(lease, own)
 
     def name(self, documents: Mapping[ChunkKVCache, DocumentKey]) -> None:
         """Publishes segments, which can be loaded, under the registry's keys."""

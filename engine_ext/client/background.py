@@ -15,7 +15,7 @@ from cache.lease import ChunkStatus, Lease
 from cache.positions.layout import Chunk, PositionStrategy
 from cache.segments.index import ChunkKVCache
 from engine_ext.chunks.cache_off import CacheOff
-from engine_ext.chunks.chunk_cache import ChunkCache, FillResult, FillTask
+from engine_ext.chunks.chunk_cache import ChunkCache, FillTask
 from engine_ext.client.position_limit import trained_positions
 from engine_ext.client.request import ResolvedRequest, plain_salt
 from engine_ext.client.segments import lease
@@ -122,7 +122,7 @@ class BackgroundFills:
             return [results[i] for i in range(len(results))]
         finally:
             for started in leases.values():
-                started.release()
+                started.cache.release(started.lease)
 
     def _start(self, request: ResolvedRequest, name: str) -> "_Started":
         prompt = request.chunked()
@@ -149,21 +149,13 @@ class _Started:
     lease: Lease
     tasks: list[FillTask]
 
-    async def wait(self) -> list[FillResult]:
-        """Waits until it can be loaded; raises :class:`FullAttentionError`."""
-        return await self.cache.wait(self.lease, self.tasks)
-
-    def release(self) -> None:
-        """Ends the lease."""
-        self.cache.release(self.lease)
-
 
 async def _finish(keep: Keep, chunk: Chunk, started: _Started) -> Ingested:
     held = started.lease
     (segment,) = held.chunks
     entry = segment.entry
     try:
-        results = await started.wait()
+        results = await started.cache.fills.wait(held, started.tasks)
         if entry.detached:
             raise ChunkCacheError("it was removed while it was computed")
         keep(chunk, entry)

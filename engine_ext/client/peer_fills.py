@@ -34,7 +34,7 @@ async def fill_for_peer(llm: AsyncLLM, cache: ChunkCache | CacheOff, fill: PeerF
     lease = manager.lease(fit, layout_as_computed(prompt))
     try:
         tasks = usable.fills.start(lease, f"peer-{uuid4().hex}", plain_salt(usable.hasher, fill.scope), {})
-        await usable.wait(lease, tasks)
+        await usable.fills.wait(lease, tasks)
         segments = zip(lease.segments[-len(fill.segments) :], fill.segments, strict=True)
         usable.name({leased.entry: each.document for leased, each in segments if each.document is not None})
     finally:

@@ -44,7 +44,7 @@ class Prefetches:
 
 async def _wait(cache: ChunkCache, leased: Lease, fills: Sequence[FillTask]) -> None:
     try:
-        await cache.wait(leased, fills)
+        await cache.fills.wait(leased, fills)
     except FullAttentionError as error:
         logger.info("a prefetch failed: %s", error)
 

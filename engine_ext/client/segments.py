@@ -162,4 +162,4 @@ async def _fill(placed: PlacedSegments, leased: Lease, call: EngineCall, stages:
     with stages.stage("fill", fills=len(leased.fills)) as trace_headers:
         kwargs = call.fill_kwargs(trace_headers)
         tasks = cache.fills.start(leased, call.request_id, salt, documents, **kwargs)
-        return await cache.wait(leased, tasks)
+        return await cache.fills.wait(leased, tasks)

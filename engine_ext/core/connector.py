@@ -125,7 +125,7 @@ class ChunkCacheConnector(TransferStatistics, KVConnectorBase_V1, SupportsHMA):
         Without loads, vLLM calls :meth:`start_load_kv` after the forward pass.
         """
         super().bind_connector_metadata(connector_metadata)
-        self._worker.attend(self._step.attending, self._step.ended)
+        self._worker.readers.update(self._step.attending, self._step.ended)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         self._worker.load(self._step.loads)

@@ -86,11 +86,8 @@ class PageTags:
 
     def check(self, pages: Sequence[int], tag: int) -> None:
         """Raises :class:`WrongPagesError` if one of the pages has another tag."""
-        if self._has_other(pages, tag):
+        if (self._tags[list(pages)] != tag).any():
             raise WrongPagesError(f"pages {list(pages)[:8]} don't have the tag {tag}")
-
-    def _has_other(self, pages: Sequence[int], tag: int) -> bool:
-        return bool((self._tags[list(pages)] != tag).any())
 
 
 def _name(tag: int) -> str:

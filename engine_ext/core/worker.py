@@ -19,7 +19,7 @@ from engine_ext.core.moves import MovedTokens, Moves, moved_tokens
 from engine_ext.core.pages import PageTags, check_tensors, copy_tokens, fill_pages, largest_difference, partly
 from engine_ext.core.stats import TransferStats
 from engine_ext.wire.chunk_file import Forms
-from engine_ext.wire.plan import BlockTransfer, LoadRefused, Span, TransferPlan
+from engine_ext.wire.plan import BlockTransfer, LoadRefused, Span
 from kernels.dispatch import attention_for, copier_for
 from kernels.layout import BlockLayout, probe_layout
 from kernels.npu_copier import ReshapeAndCache
@@ -108,10 +108,6 @@ class WorkerHalf:
     def release(self) -> None:
         """Gives up the memory of a pool that will not be used."""
         self._memory = None
-
-    def attend(self, started: Mapping[str, TransferPlan], ended: Iterable[str]) -> None:
-        """Adds requests that read the pool from this step on, and removes ended ones."""
-        self.readers.update(started, ended)
 
     def check_attended(self) -> None:
         """Refuses the step's requests whose pages have another tag now.
@@ -291,10 +287,6 @@ class WorkerHalf:
     def use_device(self) -> None:
         """Lets the calling thread copy from and to the pool."""
         self._moves.use_device()
-
-    def forget(self) -> None:
-        """Removes the tags of all pages."""
-        self.tags.clear()
 
     def take_refused_blocks(self) -> set[int]:
         """Engine blocks whose load was refused since the last call."""

@@ -197,8 +197,8 @@ class ChunkCacheWorkerExtension:
         return address
 
     def chunk_cache_forget(self) -> None:
-        """See :meth:`engine_ext.core.worker.WorkerHalf.forget`."""
-        _worker_half().forget()
+        """Removes the tags of all pages."""
+        _worker_half().tags.clear()
 
     def chunk_cache_refused_tags(self, tags: Sequence[int]) -> list[int]:
         """The tags, of ``tags``, that this worker refused to load."""

@@ -42,7 +42,7 @@ async def test_what_a_tier_has_is_loaded_and_known_to_be_in_the_faster_ones_too(
     """The first load tells the tier's pace, however long computing takes."""
     costs, transfers = Costs(), FakeTransfers("file", ("file", "loaded"))
     if is_computing_known:
-        costs.computed(num_tokens=4, seconds=0.01)
+        costs.computing.observe(4, 0.01)
     tiers, job = source(transfers, costs)
     found = await tiers.fetch(job, {})
     assert found is not None
@@ -85,7 +85,7 @@ async def test_a_chunk_and_the_system_prompt_before_it_load_at_once(failed: int)
 
 async def test_a_load_that_takes_longer_than_computing_is_given_up_and_computing_goes_first() -> None:
     costs = Costs()
-    costs.computed(num_tokens=4, seconds=2.0)
+    costs.computing.observe(4, 2.0)
     costs.loading["file"].observe(100, 0.1)
     transfers = FakeTransfers(None, ("file", "late"))
     tiers, job = source(transfers, costs)
