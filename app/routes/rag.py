@@ -17,7 +17,7 @@ from app.http.openapi import EVENT_STREAM, answers
 from app.http.sse import ReportInserter
 from app.intake import issued, render, take_found, take_in
 from engine_ext.client.plan_preview import preview
-from engine_ext.client.request import CALLER, IS_PEER, Ticket
+from engine_ext.client.request import IS_PEER, Ticket
 from engine_ext.wire.vllm_compat import ChatCompletionResponse, ErrorResponse, load_aware_call, with_cancellation
 
 router = APIRouter(prefix="/v1/rag", tags=["RAG"])
@@ -79,8 +79,6 @@ async def rag_plan(request: PlanRequest, raw_request: Request) -> JSONResponse:
     if request.finds_documents:
         plan["found"] = [document.model_dump() for document in ticket.found]
     if request.prefetch and plan["mode"] == "chunked":
-        if (caller := CALLER.get()) is not None and rendered.prompt is not None:
-            caller.spending.begin(len(rendered.prompt.token_ids) + rendered.prompt.num_context_of_chunks, 0)
         plan["prefetching"] = context.engine.prefetch(rendered)
     return JSONResponse(plan)
 

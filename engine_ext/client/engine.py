@@ -3,7 +3,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from http import HTTPStatus
@@ -15,6 +15,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from cache.eviction.removal import Removal
+from cache.positions.layout import ChunkedPrompt
 from cache.positions.strategy import UNKNOWN, DefaultStrategy
 from cache.segments.hashing import CacheScope
 from engine_ext.chunks.cache_off import CacheOff
@@ -155,8 +156,10 @@ class ChunkEngine:
         return sum(each.num_tokens for each in found.segments if each.entry is not None and not each.is_system)
 
     def prefetch(self, request: ResolvedRequest) -> int:
-        """See :meth:`engine_ext.client.prefetch.Prefetches.start`."""
+        """See :meth:`engine_ext.client.prefetch.Prefetches.start`. Raises :class:`LimitsError`."""
         self._refuse_if_full()
+        if (caller := CALLER.get()) is not None and request.prompt is not None:
+            caller.spending.begin(_num_charged(request.prompt.token_ids, request.prompt), 0)
         return self._prefetches.start(request)
 
     def _run(self, request: ChunkedRequest, call: EngineCall) -> Outputs:
@@ -319,13 +322,17 @@ class ChunkEngine:
 
 
 def _begin(spending: Spending, prompt: Any, request: ChunkedRequest | None, num_answers: int) -> None:
-    num_tokens = len(prompt.get("prompt_token_ids") or ())
-    if request is not None and request.prompt is not None:
-        num_tokens += request.prompt.num_context_of_chunks
+    chunked = request.prompt if request is not None else None
+    num_tokens = _num_charged(prompt.get("prompt_token_ids") or (), chunked)
     try:
         spending.begin(num_tokens, num_answers)
     except LimitsError as error:
         raise GracefulHTTPError(str(error), HTTPStatus.TOO_MANY_REQUESTS) from None
+
+
+def _num_charged(token_ids: Sequence[int], prompt: ChunkedPrompt | None) -> int:
+    """Tokens that a tenant pays for: also the text that its chunks are computed behind."""
+    return len(token_ids) + (prompt.num_context_of_chunks if prompt is not None else 0)
 
 
 def _refuse_foreign_params(params: Any, *, has_cache: bool) -> None:
