@@ -2,7 +2,7 @@
 """Passages of files, as collections keep them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from xxhash import xxh3_64_hexdigest
@@ -39,10 +39,6 @@ class Passage:
         """The passage in a prompt, without its context."""
         return Document(self.text, self.id, self.title)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
@@ -60,13 +56,9 @@ class FileRecord:
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The record whose :meth:`to_dict` is ``fields``. Raises ``TypeError`` or ``KeyError`` for other JSON."""
+        """The record whose ``asdict`` is ``fields``. Raises ``TypeError`` or ``KeyError`` for other JSON."""
         passages = tuple(Passage(**passage) for passage in fields["passages"])
         return cls(**{**fields, "passages": passages})
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self)
 
     def context_of(self, passage: Passage) -> str:
         """The text that a passage of the file is computed behind."""

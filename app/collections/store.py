@@ -192,7 +192,7 @@ class Collections:
             _begin_collection(database, about)
             revision = _next_revision(database)
             before = _remove(database, record.file)
-            fields = record.to_dict()
+            fields = asdict(record)
             passages = fields.pop("passages")
             (file_id,) = database.execute(
                 "INSERT INTO files (file, revision, bytes, fields) VALUES (?, ?, ?, ?) RETURNING id",

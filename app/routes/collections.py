@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -137,7 +138,7 @@ async def list_passages(
 ) -> JsonList:
     """In the file's order, with their texts."""
     corpus = await in_thread(context.retrieval.collections.corpus, _own(namespace), name)
-    return JsonList({"object": "list"}, "data", (each.to_dict() for each in corpus.file(file).passages))
+    return JsonList({"object": "list"}, "data", map(asdict, corpus.file(file).passages))
 
 
 @router.delete(

@@ -3,6 +3,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 
@@ -77,7 +78,7 @@ def _endpoints(registry: RedisRegistry, directory: Directory, chooser: Chooser, 
         return {
             "registry": {"up": bool(directory.is_up), "invalid_entries": registry.num_invalid},
             "replicas": replicas,
-            "decisions": [decision.to_dict() for decision in chooser.decisions],
+            "decisions": list(map(asdict, chooser.decisions)),
         }
 
     return router

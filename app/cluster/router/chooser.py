@@ -4,7 +4,7 @@
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from app.cluster.router.directory import Directory
@@ -30,10 +30,6 @@ class Decision:
     wanted_tokens: int
     held_tokens: int
     milliseconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self)
 
 
 class Asked(NamedTuple):
