@@ -136,7 +136,6 @@ def _compiled(marker: str) -> re.Pattern[str]:
 
 
 _KNOWLEDGE_END: Final = "\n{text}The above is the knowledge base"
-_DASHES: Final = "\n---------------------"
 PATTERNS: Final = (
     Pattern("Open WebUI", '<source id="{text}>', ("</source>",)),
     Pattern("AnythingLLM", "[CONTEXT {number}]:\n", ("\n[END CONTEXT {number}]",)),
