@@ -2,14 +2,13 @@
 """The command ``tessera``."""
 
 import importlib
-import importlib.metadata
 import sys
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from machine.process_watch import end_with_starter
 from machine.progress import first_line, say
-from machine.version import version_of
+from machine.version import tessera_version, version_of
 
 
 class Command(NamedTuple):
@@ -124,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_usage())
         return 0
     if command == "--version":
-        print(f"tessera {importlib.metadata.version('tessera-rag')}")
+        print(f"tessera {tessera_version()}")
         return 0
     if command not in _COMMANDS:
         say(f"unknown command {command!r}")

