@@ -23,7 +23,7 @@ from vllm.sampling_params import SamplingParams
 
 from app.collections.retrievers import RetrieverFailedError
 from app.context import ServerContext
-from app.documents.cache_options import cache_salt_of, parse_cache_field
+from app.documents.cache_options import cache_salt_of, namespace_of, parse_cache_field
 from app.documents.checked_fields import check_fields, check_request_id
 from app.documents.document import BadRequestError
 from app.documents.found import Find, finder
@@ -237,9 +237,7 @@ async def finder_for(context: ServerContext, body: Mapping[str, Any], default: F
     """
     if not finds_documents(body, default):
         return None
-    cache = body.get("cache")
-    field = parse_cache_field({"namespace": cache.get("namespace")} if isinstance(cache, Mapping) else None)
-    namespace = field.salted_namespace(cache_salt_of(body))
+    namespace = namespace_of(body, cache_salt_of(body))
     known: KnownPassages = context.engine.renderer.known
     if known.is_new(namespace):  # the collections of an earlier process
         await in_thread(known.add_all, namespace, context.retrieval.collections.texts(namespace))

@@ -9,21 +9,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from pydantic import ValidationError
-
 from app.collections.embeddings import EmbeddingError
 from app.collections.hybrid import Hybrid
 from app.collections.passages import Passage
 from app.collections.retrievers import ENTRY_POINTS, Ranking, Retriever, RetrieverFailedError, UnknownRetrieverError
 from app.collections.store import About, Collections
-from app.documents.cache_options import parse_cache_field
-from app.documents.document import BadRequestError
+from app.documents.cache_options import namespace_of
+from app.documents.document import BadRequestError, parsed_field
 from app.documents.openai_documents import system_texts
 from app.documents.rag_request import RagChatRequest, RagChunk
 from app.documents.retrieve_field import RetrieveField
 from app.settings import Settings
 from cache.report import Found, Retrieved
-from engine_ext.client.request import NamespaceRefusedError, own_namespace
 from engine_ext.client.threads import in_thread
 from machine.folders import tessera_home
 
@@ -88,7 +85,7 @@ class Retrieval:
         Raises :class:`BadRequestError`, :class:`UnknownCollectionError` and :class:`RetrieverFailedError`.
         """
         turns = [request.question] if request.question is not None else _user_texts(request.messages, "messages")
-        about, passages, found = await self._find(field, turns, request.cache.namespace)
+        about, passages, found = await self._find(field, turns, request.cache.salted_namespace(None))
         chunks = [RagChunk(id=each.id, text=each.text, title=each.title, context=context) for each, context in passages]
         has_system = request.system or system_texts({"messages": request.messages})
         system = request.system if has_system else about.system
@@ -103,7 +100,8 @@ class Retrieval:
         if body.get("documents") is not None:
             raise BadRequestError("give either documents or retrieve", "retrieve")
         turns = next((_user_texts(body[name], name) for name in ("messages", "input") if body.get(name)), [])
-        about, passages, found = await self._find(_parsed(given), turns, _namespace(body.get("cache")))
+        field = parsed_field(RetrieveField, "retrieve", given)
+        about, passages, found = await self._find(field, turns, namespace_of(body))
         body["documents"] = [
             {"id": each.id, "data": _fields(text=each.text, title=each.title, context=context)}
             for each, context in passages
@@ -126,17 +124,13 @@ class Retrieval:
                     problem = await prepare(self.collections.vectors(about), record.passages) or problem
 
     async def _find(
-        self, field: RetrieveField, turns: Sequence[str], namespace: str | None
+        self, field: RetrieveField, turns: Sequence[str], namespace: str
     ) -> tuple[About, list[tuple[Passage, str]], Found]:
         """The collection, passages of it with their contexts, and their list for the report."""
-        try:
-            own = own_namespace(namespace)
-        except NamespaceRefusedError as error:
-            raise BadRequestError(str(error), "cache.namespace") from error
         query = field.query or "\n".join(turns[-_TURNS:])
         if not query.strip():
             raise BadRequestError("retrieve needs a user message with text, or a query", "messages")
-        corpus = await in_thread(self.collections.corpus, own, field.collection)
+        corpus = await in_thread(self.collections.corpus, namespace, field.collection)
         try:
             ranked = await self._retriever.rank(query, corpus, field.top_k)
             passages = [(corpus.passages[place], score) for place, score in ranked]
@@ -152,11 +146,6 @@ def _fields(**fields: str | None) -> dict[str, str]:
     return {name: value for name, value in fields.items() if value}
 
 
-def _namespace(cache: Any) -> str | None:
-    given = dict(cache) if isinstance(cache, dict) else {}
-    return parse_cache_field({"namespace": given.get("namespace")}).namespace
-
-
 def _listed(passage: Passage, score: float) -> Retrieved:
     return Retrieved(
         id=passage.id,
@@ -166,14 +155,6 @@ def _listed(passage: Passage, score: float) -> Retrieved:
         title=passage.title,
         score=score,
     )
-
-
-def _parsed(given: Any) -> RetrieveField:
-    try:
-        return RetrieveField.model_validate(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise BadRequestError(first["msg"], ".".join(["retrieve", *map(str, first["loc"])])) from error
 
 
 def _user_texts(turns: Any, path: str) -> list[str]:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from app.documents.document import BadRequestError
+from app.documents.document import BadRequestError, parsed_field
 from cache.positions.layout import PositionStrategy
 from cache.report import ScopeName
 from cache.sparse import Sparse
@@ -161,11 +161,14 @@ class CacheField(BaseModel):
 
 def parse_cache_field(value: Any) -> CacheField:
     """Validates the field; raises :class:`BadRequestError` naming the value at fault."""
-    try:
-        return CacheField.model_validate({} if value is None else value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise BadRequestError(first["msg"], ".".join(["cache", *map(str, first["loc"])])) from error
+    return parsed_field(CacheField, "cache", {} if value is None else value)
+
+
+def namespace_of(body: Mapping[str, Any], cache_salt: str | None = None) -> str:
+    """The namespace that the field names, whatever else is in it; raises :class:`BadRequestError`."""
+    cache = body.get("cache")
+    field = parse_cache_field({"namespace": cache.get("namespace")} if isinstance(cache, Mapping) else None)
+    return field.salted_namespace(cache_salt)
 
 
 def cache_salt_of(body: Mapping[str, Any]) -> str | None:

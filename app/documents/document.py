@@ -4,10 +4,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 MOST_DOCUMENTS: Final = 5000
 """Documents that one call may bring."""
+Model = TypeVar("Model", bound=BaseModel)
 _BLANK_LINES: Final = re.compile(r"\A(?:[^\S\n]*+\n)++")
 
 CONTEXT_TOKENS: Final = 512
@@ -20,6 +23,15 @@ class BadRequestError(ValueError):
     def __init__(self, message: str, parameter: str) -> None:
         super().__init__(message)
         self.parameter = parameter
+
+
+def parsed_field(model: type[Model], name: str, value: Any) -> Model:
+    """The field ``name`` of a request; raises :class:`BadRequestError` naming the value at fault."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadRequestError(first["msg"], ".".join([name, *map(str, first["loc"])])) from error
 
 
 @dataclass(frozen=True, slots=True)
