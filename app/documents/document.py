@@ -71,20 +71,11 @@ class Document:
 def checked_document(text: Any, id: Any, title: Any, path: str, context: Any = None) -> Document:
     """A document of checked fields; raises :class:`BadRequestError` naming ``path``."""
     for name, value in (("text", text), ("id", id), ("title", title), ("context", context)):
-        if value is not None or name == "text":
-            check_field(name, value, path)
-    return Document(text, id, title, context or None)
-
-
-def check_field(name: str, value: Any, path: str) -> None:
-    """Checks a document's field: text, and not empty if it is ``text``.
-
-    Raises :class:`BadRequestError` naming ``path``.
-    """
-    if not isinstance(value, str):
-        raise BadRequestError(f"a document's {name} must be a string, not {type(value).__name__}", path)
-    if name == "text" and not value.strip():
+        if not isinstance(value, str) and (value is not None or name == "text"):
+            raise BadRequestError(f"a document's {name} must be a string, not {type(value).__name__}", path)
+    if not text.strip():
         raise BadRequestError("a document's text is empty", path)
+    return Document(text, id, title, context or None)
 
 
 def parse_documents(documents: Any, path: str = "documents") -> list[Document]:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, mo
 from vllm.exceptions import VLLMValidationError
 
 from app.documents.cache_options import CacheField
-from app.documents.document import BadRequestError, Document, check_field, check_number
+from app.documents.document import BadRequestError, Document, check_number, checked_document
 from app.documents.openai_documents import DocumentsRequest
 from app.documents.retrieve_field import RetrieveField
 from cache.segments.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
@@ -171,10 +171,7 @@ def _document(chunk: str | RagChunk, index: int, ids: ChunkIds | None, namespace
         chunk = RagChunk(text=chunk)
     if chunk.text is None:
         return _registered(chunk, index, ids, namespace)
-    for name in ("text", "id", "title", "context"):
-        if (value := getattr(chunk, name)) is not None:
-            check_field(name, value, f"chunks.{index}.{name}")
-    return Document(chunk.text, chunk.id, chunk.title, chunk.context or None)
+    return checked_document(chunk.text, chunk.id, chunk.title, f"chunks.{index}.text", chunk.context)
 
 
 def _registered(chunk: RagChunk, index: int, ids: ChunkIds | None, namespace: str) -> Document:
