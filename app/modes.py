@@ -4,7 +4,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import AfterValidator
 
@@ -52,50 +52,32 @@ def evaluated(calibrates: bool, special: Iterable[str]) -> tuple[str, ...]:
     return tuple(in_order((*MODES, *special))) if calibrates else MODES
 
 
-def recompute_of(mode: str) -> float:
-    """Share of the chunks' tokens that a mode computes anew, in place."""
-    return _share(mode, "+")
-
-
-def reread_of(mode: str) -> float:
-    """Share of the chunks' tokens that a mode repeats before the question."""
-    return _share(mode, "~")
-
-
-def budget_share_of(mode: str) -> float:
-    """Share of the chunks' tokens that a mode keeps."""
-    return int(_parts(mode)[1] or 100) / 100
-
-
 def needs_attention(mode: str) -> bool:
     """Whether the mode needs a server that measures attention to chunks."""
-    return recompute_of(mode) + reread_of(mode) > 0 or budget_share_of(mode) < 1
+    _, kept, recompute, reread = _parts(mode)
+    return recompute + reread > 0 or kept < 1
 
 
 def strategy_of(mode: str) -> PositionStrategy:
     """The position strategy of a mode that reuses chunks."""
-    return PositionStrategy(_parts(mode)[0])
+    return PositionStrategy(_parts(mode).way)
 
 
 def in_mode(options: CacheOptions, mode: str) -> CacheOptions:
     """The options of a request in a mode that reuses chunks."""
-    share = budget_share_of(mode)
-    return replace(
-        options,
-        position_strategy=strategy_of(mode),
-        recompute=recompute_of(mode),
-        reread=reread_of(mode),
-        sparse=Sparse(budget_share=share) if share < 1 else None,
-    )
+    way, kept, recompute, reread = _parts(mode)
+    sparse = Sparse(budget_share=kept) if kept < 1 else None
+    strategy = PositionStrategy(way)
+    return replace(options, position_strategy=strategy, recompute=recompute, reread=reread, sparse=sparse)
 
 
 def cache_field(mode: str) -> dict[str, Any]:
     """The ``cache`` field of a request in the mode."""
     if mode == "full":
         return {"mode": "full"}
-    sparse = {"sparse": {"budget_share": budget_share_of(mode)}} if budget_share_of(mode) < 1 else {}
-    anew = {"recompute": recompute_of(mode), "reread": reread_of(mode)}
-    return {"position_strategy": strategy_of(mode).value, **anew, **sparse}
+    way, kept, recompute, reread = _parts(mode)
+    sparse = {"sparse": {"budget_share": kept}} if kept < 1 else {}
+    return {"position_strategy": way, "recompute": recompute, "reread": reread, **sparse}
 
 
 def mode_of(report: Mapping[str, Any]) -> str:
@@ -113,19 +95,24 @@ def in_order(modes: Iterable[str]) -> list[str]:
     """Distinct modes; full attention first, then by cost."""
 
     def cost(mode: str) -> tuple[float, int, float, float]:
-        anew = recompute_of(mode)
-        return anew + reread_of(mode), _WAYS.index(_parts(mode)[0]), -budget_share_of(mode), anew
+        way, kept, recompute, reread = _parts(mode)
+        return recompute + reread, _WAYS.index(way), -kept, recompute
 
     return sorted(set(modes), key=cost)
 
 
-def _share(mode: str, sign: str) -> float:
-    _, _, anew, percent = _parts(mode)
-    return int(percent or 0) / 100 if anew == sign else 0.0
+class _Parts(NamedTuple):
+    """The way, and the shares of the chunks' tokens that are kept, computed anew in place, and repeated."""
+
+    way: str
+    kept: float
+    recompute: float
+    reread: float
 
 
-def _parts(mode: str) -> tuple[str, str | None, str | None, str | None]:
+def _parts(mode: str) -> _Parts:
     match = _MODE.fullmatch(mode)
     assert match is not None, mode
-    way, kept, anew, percent = match.groups()
-    return way, kept, anew, percent
+    way, kept, sign, percent = match.groups()
+    anew = int(percent or 0) / 100
+    return _Parts(way, int(kept or 100) / 100, anew if sign == "+" else 0.0, anew if sign == "~" else 0.0)

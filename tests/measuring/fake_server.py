@@ -19,9 +19,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from app.documents.document import Document
-from app.modes import recompute_of, reread_of, strategy_of
+from app.modes import in_mode, strategy_of
 from cache.positions.layout import PositionStrategy
 from cache.report import Report, ReportedChunk, ReportedTokens
+from engine_ext.client.request import CacheOptions
 from measuring.quality.client import FORCED_TOKENS
 from tests.serving import served
 
@@ -68,6 +69,7 @@ def make_report(mode: str, *statuses: str, reason: str | None = None, reused: in
         ReportedChunk(index=i, id=None, key=None, tokens=9, status=None if is_full else status)
         for i, status in enumerate(statuses or ("hit",))
     ]
+    options = in_mode(CacheOptions(), "shared" if is_full else mode)
     return Report(
         mode="full" if is_full else "chunked",
         reason=reason,
@@ -76,8 +78,8 @@ def make_report(mode: str, *statuses: str, reason: str | None = None, reused: in
         tokens=ReportedTokens(prompt=100, reused=reused, computed=100 - reused, fill_computed=0),
         chunks=chunks,
         timings_ms={},
-        recompute=0 if is_full else recompute_of(mode),
-        reread=0 if is_full else reread_of(mode),
+        recompute=options.recompute,
+        reread=options.reread,
     ).to_dict()
 
 
