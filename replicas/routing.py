@@ -96,12 +96,6 @@ def rank(documents: Iterable[Wanted], candidates: Sequence[Candidate]) -> list[R
     return [Ranked(by_id[id], held[id], price) for _, price, _, id in sorted(order)]
 
 
-def home_of(digest: bytes, candidates: Sequence[Candidate]) -> Candidate | None:
-    """Home of a document without a holder; ``None`` without candidates."""
-    names = [candidate.name.encode() for candidate in candidates]
-    return candidates[_home(digest, names)] if candidates else None
-
-
 def _home(digest: bytes, names: Sequence[bytes]) -> int:
     """Index of the name with the greatest hash: adding or removing a name moves few digests."""
     return max(zip(_weights(digest, names), names, range(len(names)), strict=True))[2]

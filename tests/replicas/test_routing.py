@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cache.segments.holdings import Holding, Tier
 from replicas.registry import Claim
-from replicas.routing import LOAD_TOKENS, Candidate, Wanted, home_of, rank
+from replicas.routing import LOAD_TOKENS, Candidate, Wanted, rank
 from tests.cache.helpers import key
 
 
@@ -58,10 +58,10 @@ def test_claims_of_replicas_that_are_gone_count_for_nothing():
 def test_cold_requests_with_documents_in_common_meet():
     candidates = replicas(4)
     together = [Wanted(key(i), 100) for i in range(8)]
-    homes = Counter(home_of(each.key.digest, candidates).id for each in together)
+    homes = Counter(first([each], candidates) for each in together)
     assert first(together, candidates) == homes.most_common(1)[0][0]
     large = Wanted(key(99), 5000)
-    assert first([*together, large], candidates) == home_of(large.key.digest, candidates).id
+    assert first([*together, large], candidates) == first([large], candidates)
 
 
 def test_only_who_claims_an_id_can_serve_it():
@@ -85,11 +85,11 @@ def test_storage_is_as_near_to_all_that_share_it():
 
 def test_homes_are_spread_evenly_and_few_move_when_a_replica_goes():
     candidates = replicas(8)
-    homes = {i: home_of(key(i).digest, candidates).id for i in range(4000)}
+    homes = {i: first([Wanted(key(i), 1)], candidates) for i in range(4000)}
     counts = Counter(homes.values())
     assert max(counts.values()) < 1.25 * 4000 / 8
     left = [each for each in candidates if each.id != "id3"]
-    moved = [i for i in homes if home_of(key(i).digest, left).id != homes[i]]
+    moved = [i for i in homes if first([Wanted(key(i), 1)], left) != homes[i]]
     assert all(homes[i] == "id3" for i in moved)
 
 
