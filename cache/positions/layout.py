@@ -204,10 +204,6 @@ class Place:
     position: int
     delta: int
 
-    def turned_back(self, positions: int) -> "Place":
-        """The same place with keys rotated by fewer positions."""
-        return replace(self, delta=self.delta - positions)
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -234,11 +230,13 @@ class Layout:
         left_out = self.question.start - starts[-1]
         if left_out == 0:
             return self
-        placed = [replace(chunk, start=start) for chunk, start in zip(chunks, starts, strict=False)]
         return replace(
             self,
-            system=self.system.turned_back(left_out),
-            chunks=tuple(chunk.turned_back(left_out) for chunk in placed),
+            system=replace(self.system, delta=self.system.delta - left_out),
+            chunks=tuple(
+                replace(chunk, start=start, delta=chunk.delta - left_out)
+                for chunk, start in zip(chunks, starts, strict=False)
+            ),
             question=replace(self.question, start=starts[-1]),
             placement="copy" if self.placement == "in-place" else self.placement,
             num_left_out=self.num_left_out + left_out,

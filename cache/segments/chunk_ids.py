@@ -51,17 +51,13 @@ class ChunkName(NamedTuple):
     id: str
 
 
-def _ignore(name: ChunkName) -> None:
-    pass
-
-
 class ChunkIds:
     """Maps ids to texts, per namespace, while a segment of the chunk is cached.
 
     ``on_change`` is called with each name that was registered, or whose chunk was removed for good.
     """
 
-    def __init__(self, on_change: Callable[[ChunkName], None] = _ignore) -> None:
+    def __init__(self, on_change: Callable[[ChunkName], None]) -> None:
         self._registered: dict[ChunkName, _Registration] = {}
         self._names: defaultdict[ChunkHash, set[ChunkName]] = defaultdict(set)
         self._gone: OrderedDict[ChunkName, str] = OrderedDict()

@@ -50,7 +50,7 @@ class ChunkHasher:
 
     def system_key(self, scope: CacheScope, tokens: PackedTokens) -> ChunkHash:
         """Key of a system segment, or an opening, computed from position 0."""
-        return ChunkHash(self._hash([b"system", str(scope).encode(), b"", tokens]))
+        return ChunkHash(xxh3_128_digest(self._framed([b"system", str(scope).encode(), b"", tokens])))
 
     def chunk_keys(self, scope: CacheScope, prefix: ChunkHash, chunks: Iterable[PackedTokens]) -> list[ChunkHash]:
         """Keys of chunks computed directly behind the segment ``prefix``."""
@@ -73,9 +73,6 @@ class ChunkHasher:
         """
         is_adapted = self._has_adapter and not scope.adapter
         return self.layout_salt(scope, ["adapted", num_before]) if is_adapted else None
-
-    def _hash(self, fields: Sequence[bytes]) -> bytes:
-        return xxh3_128_digest(self._framed(fields))
 
     def _framed(self, fields: Sequence[bytes]) -> bytes:
         return b"".join(map(framed, (self._fingerprint, *fields)))

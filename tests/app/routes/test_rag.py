@@ -77,7 +77,7 @@ def test_a_bad_chunk_is_named(chunk, parameter, message):
 
 @pytest.fixture
 def ids() -> ChunkIds:
-    made = ChunkIds()
+    made = ChunkIds(lambda _: None)
     made.register("default", "d1", RegisteredText("one", "T"), ChunkHash(b"1"))
     made.register("default", "d2", RegisteredText("two"), ChunkHash(b"2"))
     made.removed(ChunkHash(b"2"), "expired")
