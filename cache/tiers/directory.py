@@ -138,7 +138,7 @@ class DirectoryTier:
 
     def path(self, address: Address) -> Path:
         """Path of an address's file."""
-        return self.root / address.key[:2] / f"{address.key}.{address.rank}-of-{address.ranks}{SUFFIX}"
+        return self.root / address.key[:2] / f"{address.name}{SUFFIX}"
 
     def empty_quarantine(self) -> None:
         """Drops quarantined files."""

@@ -110,4 +110,4 @@ def _new_store() -> Any:
 
 
 def _name(address: Address) -> str:
-    return f"tessera/{address.key}.{address.rank}-of-{address.ranks}"
+    return f"tessera/{address.name}"

@@ -133,7 +133,7 @@ def _told() -> Iterator[None]:
 
 
 def _path(address: Address) -> str:
-    return f"{address.key[:2]}/{address.key}.{address.rank}-of-{address.ranks}{SUFFIX}"
+    return f"{address.key[:2]}/{address.name}{SUFFIX}"
 
 
 def _client(options: Mapping[str, str]) -> dict[str, Any]:

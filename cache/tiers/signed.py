@@ -65,7 +65,7 @@ class TierKey:
         return file
 
     def _mac(self, address: Address, file: Buffer) -> bytes:
-        made = hmac.new(self.key, f"{address.key}.{address.rank}-of-{address.ranks}\n".encode(), "sha256")
+        made = hmac.new(self.key, f"{address.name}\n".encode(), "sha256")
         made.update(file)
         return made.digest()
 

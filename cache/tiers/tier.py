@@ -24,6 +24,11 @@ class Address(NamedTuple):
     rank: int
     ranks: int
 
+    @property
+    def name(self) -> str:
+        """The name of the file, in every tier."""
+        return f"{self.key}.{self.rank}-of-{self.ranks}"
+
 
 class Stored(NamedTuple):
     """One file in a tier. ``used_at`` is in seconds since the epoch."""
