@@ -59,6 +59,7 @@ from engine_ext.start.support import check_flags
 from engine_ext.start.vllm_log import log_file
 from engine_ext.start.weights import UnknownWeightsError
 from engine_ext.wire.vllm_compat import build_app, init_app_state, serve_http, setup_server, version_warning
+from machine.beside import beside
 from machine.progress import progress, say
 from replicas.redis_registry import RedisRegistry
 from replicas.signing import PeerKey
@@ -137,7 +138,7 @@ async def run(args: argparse.Namespace, settings: Settings) -> int:
     try:
         async with (
             started_app(args, settings) as (app, engine),
-            _announced(app.state, lambda: _tell_ready(engine, url, started, settings), args),
+            beside(_announce(app.state, lambda: _tell_ready(engine, url, started, settings), args)),
         ):
             shutdown = await serve_http(app, sock=sock, **_uvicorn_options(args))
             has_died = engine.has_died
@@ -237,23 +238,13 @@ def _cache_options(settings: Settings, profile: Profile | None) -> ChunkCacheOpt
     )
 
 
-@asynccontextmanager
-async def _announced(state: State, announce: Callable[[], None], args: argparse.Namespace) -> AsyncIterator[None]:
-    """Calls ``announce`` once the HTTP server accepts connections, then registers the replica."""
-
-    async def present() -> None:
-        while not getattr(getattr(state, "server", None), "started", False):
-            await asyncio.sleep(0.05)
-        announce()
-        async with registered(state, args):
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(present(), name="announced")
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
+async def _announce(state: State, tell_ready: Callable[[], None], args: argparse.Namespace) -> None:
+    """Tells that the server is ready once it accepts connections, then registers the replica until cancelled."""
+    while not getattr(getattr(state, "server", None), "started", False):
+        await asyncio.sleep(0.05)
+    tell_ready()
+    async with registered(state, args):
+        await asyncio.Event().wait()
 
 
 def _tenants(args: argparse.Namespace, settings: Settings) -> Tenants | None:

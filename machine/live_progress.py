@@ -4,7 +4,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from machine.beside import beside
 from machine.progress import say
 
 _INTERVAL_S = 5.0
@@ -54,13 +55,10 @@ async def shown(monitor: Monitor) -> AsyncIterator[None]:
             told = line
             say(line)
 
-    lines = asyncio.create_task(_repeat(tell_news))
     try:
-        yield
+        async with beside(_repeat(tell_news)):
+            yield
     finally:
-        lines.cancel()
-        with suppress(asyncio.CancelledError):
-            await lines
         tell_news()
 
 

@@ -2,11 +2,10 @@
 """Registers this replica while it takes requests."""
 
 import argparse
-import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 
 import httpx
@@ -21,6 +20,7 @@ from app.settings import Settings
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.wire.vllm_compat import num_unfinished_requests
+from machine.beside import beside
 from machine.http_client import CONNECTIONS
 from machine.progress import say
 from replicas.peer_file import FINGERPRINT_HEADER
@@ -42,15 +42,11 @@ async def registered(state: State, args: argparse.Namespace) -> AsyncIterator[No
         yield
         return
     publisher = Publisher(registry, _description(state, args), context.engine.cache.holdings)
-    task = asyncio.create_task(publisher.run(), name="publisher")
     try:
         with exported(partial(publisher_metrics, publisher)):
-            async with _fetching(context, registry, publisher):
+            async with beside(publisher.run()), _fetching(context, registry, publisher):
                 yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
         await registry.close()
 
 

@@ -5,8 +5,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -35,6 +35,7 @@ from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.chunks.transfers import PoolTransfers
 from engine_ext.chunks.turns import FairTurns
 from engine_ext.wire.plan import TransferPlan
+from machine.beside import beside
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -342,20 +343,12 @@ class ChunkCache:
         self._num_changes_checked = 0
         self._next_integrity_check = 0.0
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    def running(self) -> AbstractAsyncContextManager[None]:
         """Exports segments, ids and prefixes to the tiers within the context, if there are tiers."""
         if not self.tier_writer.tiers:
-            yield
-            return
-        runs = [self.tier_writer.run, self._id_records.run, *([self.prefixes.run] if self.prefixes else [])]
-        tasks = [asyncio.create_task(run()) for run in runs]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            return nullcontext()
+        runs = [self.tier_writer.run(), self._id_records.run(), *([self.prefixes.run()] if self.prefixes else [])]
+        return beside(*runs)
 
     def usable(self) -> "ChunkCache":
         """This cache; raises :class:`FullAttentionError` if its books were found wrong."""

@@ -24,6 +24,7 @@ from app.cluster.router.proxy import Proxy, http_client
 from app.cluster.router.settings import RouterSettings
 from app.documents.request_documents import Reading
 from app.http.messages import PlainPathsMiddleware
+from machine.beside import beside
 from replicas.redis_registry import RedisRegistry
 from replicas.signing import PeerKey
 from web import page
@@ -40,7 +41,8 @@ def build_app(settings: RouterSettings, tenants: Tenants | None = None) -> FastA
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with directory.kept_fresh():
+        await directory.refresh()  # before the first request
+        async with beside(directory.run()):
             yield
         await client.aclose()
         await registry.close()

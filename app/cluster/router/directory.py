@@ -3,8 +3,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
 from http import HTTPStatus
 
 import httpx
@@ -48,18 +47,6 @@ class Directory:
         """Keeps requests from ``replica`` until it answers a probe."""
         self._suspects.add(replica.url)
 
-    @asynccontextmanager
-    async def kept_fresh(self) -> AsyncIterator[None]:
-        """Refreshes once, then every second within the context."""
-        await self.refresh()
-        task = asyncio.create_task(self.run(), name="directory")
-        try:
-            yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
     async def run(self) -> None:
         """Refreshes every second until cancelled."""
         while True:
@@ -69,7 +56,7 @@ class Directory:
     async def refresh(self) -> None:
         """Reads the registry and probes doubtful replicas."""
         listed = await self._listed()
-        doubtful = {**{url: self._known[url] for url in self._suspects if url in self._known}}
+        doubtful = {url: self._known[url] for url in self._suspects if url in self._known}
         if listed is not None:
             doubtful |= {url: replica for url, replica in self._known.items() if url not in listed}
         answers = await asyncio.gather(*map(self._answers, doubtful.values()))
