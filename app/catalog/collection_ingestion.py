@@ -13,7 +13,7 @@ from starlette.datastructures import State, UploadFile
 from vllm.exceptions import VLLMValidationError
 
 from app.access.limits import LIMITS
-from app.catalog.ingestion import ingestion_of
+from app.catalog.ingestion import check_ids, ingestion_of
 from app.catalog.segments import Catalog
 from app.collections.passages import LONGEST_NAME, FileRecord, Passage, dropped_ids, passages_of
 from app.collections.store import About, Collections
@@ -24,7 +24,6 @@ from app.documents.readers import UnreadableFileError
 from cache.errors import ChunkCacheError
 from cache.eviction.removal import Removal
 from cache.manager import ChunkCacheManager
-from cache.segments.chunk_ids import RegisteredText
 from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.threads import in_thread
 from engine_ext.wire.vllm_compat import ErrorResponse
@@ -156,10 +155,7 @@ class CollectionIngestion:
             request = await in_thread(self._request, record, passages[start : start + _BATCH])
             if start == 0:  # the system prompt is the same for all
                 await self._lines(request.model_copy(update={"chunks": [passages[0].text]}))
-            for document in documents_of(request.chunks, None, ""):
-                if document.id is not None:
-                    content = RegisteredText(document.text, document.title, document.context)
-                    self._manager.ids.check(self._about.namespace, document.id, content)
+            check_ids(self._manager.ids, self._about.namespace, documents_of(request.chunks, None, ""))
 
     def _request(self, record: FileRecord, passages: Sequence[Passage]) -> IngestRequest:
         """Raises :class:`BadRequestError`."""

@@ -19,7 +19,7 @@ from app.prompt.marks import Marks
 from app.prompt.segments import SegmentRenderer
 from cache.manager import ChunkCacheManager
 from cache.positions.layout import Chunk
-from cache.segments.chunk_ids import IdConflictError, RegisteredText
+from cache.segments.chunk_ids import ChunkIds, IdConflictError, RegisteredText
 from cache.segments.hashing import ChunkHash
 from cache.segments.holdings import DocumentKey
 from cache.segments.index import ChunkKVCache
@@ -56,7 +56,7 @@ class Keeper:
         self._document_keys = document_keys
         self._pinned = pinned
         self._expires_at = None if ttl_s is None else manager.clock() + ttl_s
-        self._check_ids()
+        check_ids(manager.ids, namespace, documents)
 
     def keep(self, chunk: Chunk, entry: ChunkKVCache) -> None:
         """Keeps a chunk whose ``entry`` can be loaded.
@@ -80,16 +80,17 @@ class Keeper:
         find = self._manager.index.by_key
         return sum(find(ChunkHash(bytes.fromhex(key))) is not None for key in keys)
 
-    def _check_ids(self) -> None:
-        """Refuses an id with two texts, in this call or registered before."""
-        given: dict[str, RegisteredText] = {}
-        for document in self.documents:
-            if document.id is None:
-                continue
-            content = _content(document)
-            if given.setdefault(document.id, content) != content:
-                raise IdConflictError(f"chunk id {document.id!r} is given with two texts")
-            self._manager.ids.check(self.namespace, document.id, content)
+
+def check_ids(ids: ChunkIds, namespace: str, documents: Sequence[Document]) -> None:
+    """Refuses an id with two texts, in this call or registered before; raises :class:`IdConflictError`."""
+    given: dict[str, RegisteredText] = {}
+    for document in documents:
+        if document.id is None:
+            continue
+        content = _content(document)
+        if given.setdefault(document.id, content) != content:
+            raise IdConflictError(f"chunk id {document.id!r} is given with two texts")
+        ids.check(namespace, document.id, content)
 
 
 def _content(document: Document) -> RegisteredText:
@@ -103,7 +104,6 @@ async def ingestion_of(request: IngestRequest, state: State, manager: ChunkCache
     Yields a line per finished chunk, then the summary. Raises :class:`BadRequestError` and :class:`IdConflictError`.
     """
     engine: ChunkEngine = state.engine_client
-    assert engine.background is not None
     context: ServerContext = state.tessera
     taken, ticket = await take_in(context, request)
     engine.renderer.check_documents(taken.documents)
