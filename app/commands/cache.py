@@ -95,7 +95,7 @@ def _list(tier: DirectoryTier, _: argparse.Namespace) -> int:
 
 def _verify(tier: DirectoryTier, args: argparse.Namespace) -> int:
     damaged = unknown = 0
-    for each in _tracked(list(tier.list()), "files"):
+    for each in _tracked(tier):
         file = tier.get(each.address, each.num_bytes)
         if args.tier_key is None and file is not None and is_signed(file):
             unknown += 1  # a server with the key may read it
@@ -124,7 +124,7 @@ def _collect(tier: DirectoryTier, args: argparse.Namespace) -> int:
 def _export(tier: DirectoryTier, args: argparse.Namespace) -> int:
     count = left_out = 0
     with tarfile.open(args.archive, "w") as archive:
-        for each in _tracked(list(tier.list()), "files"):
+        for each in _tracked(tier):
             if (file := tier.get(each.address, each.num_bytes)) is None:
                 continue  # evicted meanwhile
             if args.tier_key is not None and (reason := _fault(file, each.address, args.tier_key)) is not None:
@@ -194,5 +194,5 @@ def _duration(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
-def _tracked(stored: list[Stored], what: str) -> Iterator[Stored]:
-    yield from track(stored, what, console=Console(stderr=True), disable=not sys.stderr.isatty())
+def _tracked(tier: DirectoryTier) -> Iterator[Stored]:
+    yield from track(list(tier.list()), "files", console=Console(stderr=True), disable=not sys.stderr.isatty())
