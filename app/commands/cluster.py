@@ -93,16 +93,6 @@ class Part:
         self._start_again_at: float | None = None
         self.server = start(None)
 
-    @property
-    def url(self) -> str:
-        """The address of the process."""
-        return self.server.url
-
-    @property
-    def port(self) -> int:
-        """The port of the process."""
-        return self.server.port
-
     def wait_ready(self) -> None:
         """Waits until the process answers; raises :class:`ClusterError` if it ends first."""
         log = self.server.log
@@ -185,7 +175,7 @@ def _start(args: argparse.Namespace, flags: list[str], replicas: Mapping[str, Ro
         for part in parts:
             part.wait_ready()
         _wait_for_all(parts[-1].server, len(replicas))
-    _start_prometheus(folder, {part.name: part.port for part in parts}, stack)
+    _start_prometheus(folder, {part.name: part.server.port for part in parts}, stack)
     return parts
 
 
@@ -248,8 +238,8 @@ def prometheus_config(ports: dict[str, int]) -> dict[str, object]:
 
 def _tell(parts: list[Part]) -> None:
     for part in parts:
-        say(f"{part.name} at {part.url}")
-    router = parts[-1].url
+        say(f"{part.name} at {part.server.url}")
+    router = parts[-1].server.url
     say(f"replicas and routing decisions: {router}/v1/cluster; Ctrl-C stops. Try:")
     print(_CURL.format(url=router), flush=True)
 
