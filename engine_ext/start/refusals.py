@@ -8,8 +8,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from cache.positions.layout import PlacementName
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.start.sparse import refused
-from engine_ext.start.startup import in_place_refusal
+from engine_ext.start.startup import in_place_refusal, refused
 from engine_ext.start.support import drops_blocks, in_place_reason, kv_dtype_reason, turning_reason, unsupported_reason
 
 COPY: Final = "placement copy"

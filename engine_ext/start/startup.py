@@ -36,9 +36,15 @@ from engine_ext.start.memory import make_room
 from engine_ext.start.plugin import extend_backend
 from engine_ext.start.positions import model_config
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
-from engine_ext.start.sparse import prepare_decoding, refused, workers_reason
 from engine_ext.start.stages import CHECKING
-from engine_ext.start.support import drops_blocks, in_place_reason, is_quantized, turning_reason, unsupported_reason
+from engine_ext.start.support import (
+    attention_reason,
+    drops_blocks,
+    in_place_reason,
+    is_quantized,
+    turning_reason,
+    unsupported_reason,
+)
 from engine_ext.start.weights import UnknownWeightsError
 from engine_ext.wire.vllm_compat import build_async_engine_client_from_engine_args
 from machine.process_watch import mark_engine
@@ -197,7 +203,7 @@ async def _checked_pool(
     loaded = await adapter.load(llm) if adapter is not None else None
     no_attention = await _no_attention(llm, config, options)
     reindexer = await _reindexer(llm, config, options, strategy, no_attention)
-    decode_budget = await prepare_decoding(llm, options.decode_budget, attends=reindexer.placement == "attend")
+    decode_budget = await _decode_budget(llm, options.decode_budget, attends=reindexer.placement == "attend")
     return _Pool(config, weights, loaded, reindexer, no_attention, decode_budget)
 
 
@@ -276,7 +282,7 @@ async def _no_attention(llm: AsyncLLM, pool: ChunkCacheConfig, options: ChunkCac
     """Let requests attend to chunks in the pool, and measure it; returns the reason if they can't."""
     reason = await refused(llm, "chunk_cache_prepare_attention")
     reason = reason or await _failure(SelfCheck(llm, pool).run_attention())
-    reason = reason or await workers_reason(llm, "chunk_cache_prepare_probes", options.probe_layers)
+    reason = reason or await _workers_reason(llm, "chunk_cache_prepare_probes", options.probe_layers)
     if reason is not None and options.needs_attention:
         logger.warning("requests that choose chunks or windows run in full attention: %s", reason)
     return reason
@@ -310,9 +316,34 @@ async def _reindexer(
     return replace(copying, placement=options.placement, block_tokens=block_tokens)
 
 
+async def _decode_budget(llm: AsyncLLM, budget_tokens: int | None, *, attends: bool) -> int | None:
+    """Lets generated tokens read some blocks only; returns their budget, ``None`` without one.
+
+    ``attends``: requests attend to the pool, where there are no blocks to choose from.
+    """
+    if budget_tokens is None:
+        return None
+    reason = "it doesn't go with --chunk-cache-placement attend" if attends else None
+    if reason := reason or await refused(llm, "chunk_cache_prepare_decoding", budget_tokens):
+        logger.warning("generated tokens attend to everything, whatever --decode-sparse-budget says: %s", reason)
+        return None
+    return budget_tokens
+
+
+async def refused(llm: AsyncLLM, method: str, *args: Any) -> str | None:
+    """Prepares the workers' attention by ``method``; returns the engine's or the first worker's reason against it."""
+    return attention_reason(llm.vllm_config) or await _workers_reason(llm, method, *args)
+
+
+async def _workers_reason(llm: AsyncLLM, method: str, *args: Any) -> str | None:
+    """The first worker's reason that ``method`` returns, if any does."""
+    reasons: list[str | None] = await llm.collective_rpc(method, args=args)
+    return next(filter(None, reasons), None)
+
+
 async def in_place_refusal(llm: AsyncLLM, pool: ChunkCacheConfig) -> str | None:
     """The engine's, a worker's or the self-check's reason against sharing chunks in place, if there is one."""
-    reason = in_place_reason(llm.vllm_config) or await workers_reason(llm, "chunk_cache_in_place_reason")
+    reason = in_place_reason(llm.vllm_config) or await _workers_reason(llm, "chunk_cache_in_place_reason")
     return reason or await _failure(SelfCheck(llm, pool).run_in_place(llm.vllm_config.cache_config.block_size))
 
 

@@ -24,7 +24,7 @@ from app.settings import Settings, load_settings
 from cache.errors import FullAttentionError
 from cache.positions.strategy import UNKNOWN
 from engine_ext.client.engine import ChunkEngine
-from engine_ext.start import refusals, sparse, startup, support
+from engine_ext.start import refusals, startup, support
 from engine_ext.start.startup import start_chunk_engine
 from engine_ext.start.support import attention_reason, kv_dtype_reason, turning_reason, unsupported_reason
 from tests.support.comparing_llm import ComparingLLM
@@ -143,11 +143,11 @@ def test_on_a_gpu_the_words_are_those_by_which_the_engine_refuses(
 
 
 def test_there_is_no_other_source_of_what_works(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse, "attention_reason", lambda _: "another reason")
+    monkeypatch.setattr(startup, "attention_reason", lambda _: "another reason")
     monkeypatch.setattr(startup, "in_place_reason", lambda _: "a third")
     said = doctor.says(cuda(9, 0), "--chunk-mode", "parallel")
     assert [text.rpartition(": ")[2] for state, text, _ in said if state == "info"] == ["a third", "another reason"]
-    monkeypatch.setattr(sparse, "attention_reason", lambda _: None)
+    monkeypatch.setattr(startup, "attention_reason", lambda _: None)
     monkeypatch.setattr(startup, "in_place_reason", lambda _: None)
     assert len(doctor.says(cuda(9, 0), "--chunk-mode", "parallel")) == 1
 
