@@ -40,7 +40,7 @@ def question_file(folder: Path, records: list[dict[str, Any]]) -> str:
 def of_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
     """Thirty questions for each of two numbers of chunks, so that a single answer does not decide."""
     folder = tmp_path_factory.mktemp("demo")
-    records = [asdict(question) for question in demo_questions(LEAST_ANSWERS) if len(question.chunks) in (2, 4)]
+    records = [asdict(question) for question in demo_questions(LEAST_ANSWERS, numbers=(2, 4))]
     questions = question_file(folder, [{**each, "chunks": [c["text"] for c in each["chunks"]]} for each in records])
     chosen = ("--questions", questions, "--modes", "full,shared", "--tolerance", "7")
     return calibrated(folder / "out", str(DEMO_MODEL), *chosen)

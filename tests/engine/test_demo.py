@@ -22,6 +22,7 @@ from app.models.demo_model import DEMO_MODEL
 from machine.server_process import ROOT, free_port
 from measuring.quality.command import main as evaluate
 from measuring.quality.questions.demo import demo_questions
+from measuring.quality.questions.plain_english import CHUNKS
 from measuring.quality.questions.questions import Question
 from tests.engine.conftest import COMMON
 from tests.engine.server import ServerPool, TesseraServer
@@ -81,7 +82,7 @@ class Reference:
 @pytest.mark.parametrize("each", EACH)
 def test_answers_are_those_of_plain_transformers(strategy: str, each: int, results: Callable[[int], Results]) -> None:
     reference = Reference()
-    for question in demo_questions(each):
+    for question in demo_questions(each, numbers=CHUNKS):
         result = results(each)[question.id, strategy]
         assert result["cache"]["mode"] == ("full" if strategy == "full" else "chunked")
         assert result["text"] == reference.answer(question, strategy)

@@ -8,11 +8,10 @@ from measuring.quality.questions.demo_episodes import Episode, Shape, make_episo
 from measuring.quality.questions.demo_language import PLAIN_QUESTIONS, PLAIN_STATEMENTS
 from measuring.quality.questions.questions import Question
 
-CHUNKS = (2, 4, 8, 16)
 _QUESTIONS_PER_EPISODE = 5
 
 
-def demo_questions(count: int, *, numbers: Sequence[int] = CHUNKS) -> list[Question]:
+def demo_questions(count: int, *, numbers: Sequence[int]) -> list[Question]:
     """``count`` questions for each of these ``numbers`` of chunks; always the same ones.
 
     Five questions share a set of documents, each with the documents in another order. About one question in five has

@@ -5,18 +5,19 @@ import random
 import re
 from collections import Counter
 
-from measuring.quality.questions.demo import CHUNKS, demo_questions
+from measuring.quality.questions.demo import demo_questions
 from measuring.quality.questions.demo_episodes import Shape, make_episode
 from measuring.quality.questions.demo_language import ATTRIBUTES, UNKNOWN, Words, split_of
+from measuring.quality.questions.plain_english import CHUNKS
 
-QUESTIONS = demo_questions(60)
+QUESTIONS = demo_questions(60, numbers=CHUNKS)
 
 
 def test_so_many_for_each_number_of_chunks() -> None:
     assert Counter(len(question.chunks) for question in QUESTIONS) == dict.fromkeys(CHUNKS, 60)
     assert len({question.id for question in QUESTIONS}) == len(QUESTIONS)
-    assert demo_questions(60) == QUESTIONS
-    assert demo_questions(7) == [question for i, question in enumerate(QUESTIONS) if i % 60 < 7]
+    assert demo_questions(60, numbers=CHUNKS) == QUESTIONS
+    assert demo_questions(7, numbers=CHUNKS) == [question for i, question in enumerate(QUESTIONS) if i % 60 < 7]
 
 
 def test_documents_stand_in_another_order_for_each_question() -> None:
