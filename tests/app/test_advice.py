@@ -6,14 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("vllm")
-
-from vllm.config import KVTransferConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
-
-from app.advice import ADVICE, OTHERWISE, advice_for, off_message, remedy_for
-from app.models.demo_model import DEMO_MODEL
-from engine_ext.start.support import unsupported_reason
+from app.advice import ADVICE, OTHERWISE, off_message, remedy_for
 from machine.server_process import ROOT
 
 
@@ -31,33 +24,12 @@ def test_advice_is_for_reasons_that_are_given(words):
 
 
 @pytest.mark.parametrize(
-    "flag",
-    [
-        {"kv_transfer_config": KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")},
-        {"kv_transfer_config": KVTransferConfig(kv_connector="Unheard", kv_role="kv_both")},
-        {"kv_transfer_config": KVTransferConfig(kv_connector="MultiConnector", kv_role="kv_both")},
-        {"kv_offloading_size": 1, "kv_offloading_backend": "lmcache"},
-        {"kv_cache_dtype": "fp8_e5m2"},
-        {"decode_context_parallel_size": 2},
-        {"prefill_context_parallel_size": 2},
-    ],
-)
-def test_every_flag_that_is_refused_has_advice(flag):
-    args = AsyncEngineArgs(model=str(DEMO_MODEL))
-    model = args.create_model_config()
-    for name, value in flag.items():
-        setattr(args, name, value)
-    reason = unsupported_reason(args, model)
-    assert reason is not None
-    assert advice_for(reason)
-
-
-@pytest.mark.parametrize(
     ("reason", "remedy"),
     [
         ("layer 3 uses ALiBi, which depends on absolute distances in the bias", OTHERWISE),
         ("self-check failed: ValueError: the prompt is longer than the maximum model length of 64", "--max-model-len"),
         ("RuntimeError: shapes differ:\n  [2] and [3]", "please report it"),
+        ("ValueError: To serve one request of max seq len 8192, take more.", "--max-model-len"),
         ("the chunk pool's 9216 MiB are more than the 77 MiB that are free", "a smaller --chunk-cache-memory"),
     ],
 )

@@ -112,13 +112,24 @@ def test_other_errors_of_the_system_are_not_hidden(serve):
         serve(OSError(errno.ENOSPC, "full"))
 
 
+LOG = """
+(EngineCore pid=7) ERROR 11-22 10:17:33 [core.py:953] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-22 10:17:33 [core.py:953] ValueError: To serve one request of max seq len 8192, take more.
+(EngineCore pid=7) ERROR 11-22 10:17:33 [core.py:953] Exception: WorkerProc initialization failed due to another.
+Traceback (most recent call last):
+  raise ValueError("x")
+ValueError: To serve one request of max seq len 8192, take more.
+RuntimeError: Engine core initialization failed. See root cause above.
+"""
+
+
 def test_a_failed_start_says_why_and_where_vllms_log_is(serve, capsys, monkeypatch, tmp_path):
     log = tmp_path / "vllm.log"
-    log.write_text("(EngineCore pid=1) ERROR 1-1 1:1:1 [core.py:1] failed\nTraceback:\nValueError: too little memory\n")
+    log.write_text(LOG)
     monkeypatch.setenv("_TESSERA_VLLM_LOG", str(log))
     assert serve(RuntimeError("Engine core initialization failed. See root cause above.")) == 1
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last == f"tessera: failed: ValueError: too little memory; vLLM's log is in {log}"
+    last, reason = capsys.readouterr().err.splitlines()[-1], "To serve one request of max seq len 8192, take more."
+    assert last == f"tessera: failed: ValueError: {reason}; vLLM's log is in {log}"
 
 
 def test_a_file_that_can_not_be_written_is_no_reason_not_to_start(serve, capsys, monkeypatch, tmp_path):

@@ -20,7 +20,6 @@ from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app import cli
-from app.advice import advice_for
 from app.arguments import parse
 from app.commands.doctor import environment, flags, trial
 from app.commands.doctor.finding import Finding
@@ -30,7 +29,6 @@ from app.settings import Settings, load_settings
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.tier import Address
 from engine_ext.start import memory as start_memory
-from engine_ext.start.vllm_log import telling_lines
 from engine_ext.wire import vllm_compat
 from machine.server_process import ROOT, group_members
 from tests.support.waiting import until
@@ -279,23 +277,6 @@ def test_packages_of_others_with_the_names_of_ours_are_found(tmp_path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     words = f"kernels is imported from {theirs}, not from {ROOT / 'kernels'}"
     assert list(environment._names()) == [Finding("FAIL", words, ANY)]
-
-
-LOG = """
-(EngineCore pid=7) ERROR 11-22 10:17:33 [core.py:953] Traceback (most recent call last):
-(EngineCore pid=7) ERROR 11-22 10:17:33 [core.py:953] ValueError: To serve one request of max seq len 8192, take more.
-(EngineCore pid=7) ERROR 11-22 10:17:33 [core.py:953] Exception: WorkerProc initialization failed due to another.
-Traceback (most recent call last):
-  raise ValueError("x")
-ValueError: To serve one request of max seq len 8192, take more.
-RuntimeError: Engine core initialization failed. See root cause above.
-"""
-
-
-def test_the_lines_of_a_log_that_tell_why():
-    lines = telling_lines(LOG)
-    assert lines == ["ValueError: To serve one request of max seq len 8192, take more."]
-    assert "--max-model-len" in advice_for(lines[0])
 
 
 @pytest.mark.parametrize("stubborn", [False, True])

@@ -13,7 +13,7 @@ import torch
 from vllm.config import KVTransferConfig, ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from app.advice import remedy_for
+from app.advice import advice_for, remedy_for
 from cache.positions.layout import PositionStrategy
 from cache.positions.strategy import UNKNOWN, DefaultStrategy, strategy_for
 from engine_ext.core.layers import UnsupportedModelError, attention_layers
@@ -139,6 +139,7 @@ def test_supported(model: ModelConfig, flags: dict[str, Any]) -> None:
     [
         ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype=fp8_e5m2: chunks can be reused in fp8_e4m3"),
         ({"decode_context_parallel_size": 2}, "context parallelism"),
+        ({"prefill_context_parallel_size": 2}, "context parallelism"),
         (
             {"kv_transfer_config": connector("ExampleConnector")},
             "--kv-transfer-config: ExampleConnector: it finds KV by token ids",
@@ -154,7 +155,10 @@ def test_supported(model: ModelConfig, flags: dict[str, Any]) -> None:
     ],
 )
 def test_refused(model: ModelConfig, flags: dict[str, Any], words: str) -> None:
-    assert words in (reason(model, **flags) or "")
+    """With the reason, and with advice."""
+    given = reason(model, **flags) or ""
+    assert words in given
+    assert advice_for(given)
 
 
 def test_an_allocator_that_vllm_refuses_beside_connectors(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
