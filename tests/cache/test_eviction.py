@@ -55,10 +55,11 @@ def test_victims_are_exactly_what_is_held_once_each(name, calls):
             held.add(entry)
         elif call != "used":
             held.discard(entry)
-        victims = list(policy.victims())
+        first, victims = next(policy.victims(), None), list(policy.victims())
         assert len(victims) == len(held)
         assert set(victims) == held
         assert list(policy.victims()) == victims, "looking changes nothing"
+        assert first is (victims[0] if victims else None)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -94,19 +95,6 @@ def test_lru_is_a_list_in_order_of_use(calls):
         elif call in ("evicted", "removed") and entry in model:
             model.remove(entry)
         assert list(policy.victims()) == model
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_looking_for_victims_changes_nothing(name):
-    policy = make_policy(name)
-    for entry in (entries := make_entries(30)):
-        policy.added(entry)
-        for _ in range(entry.key % 4):
-            policy.used(entry)
-    order = list(policy.victims())
-    assert next(policy.victims()) is order[0]
-    assert list(policy.victims()) == order
-    assert set(order) == set(entries)
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -71,31 +71,12 @@ def test_other_metadata_is_refused(metadata, why):
         unpack_file(save(tensors(), metadata), LABEL)
 
 
-@given(st.data())
-def test_no_flipped_bit_goes_unnoticed(data):
-    file = bytearray(pack_file(LABEL, tensors()))
-    place = data.draw(st.integers(0, len(file) - 1))
-    file[place] ^= 1 << data.draw(st.integers(0, 7))
-    try:
-        found = unpack_file(file, LABEL)
-    except ChunkFileError:
-        return
-    # The header has redundant bytes: trailing blanks, the order of its fields.
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors().items())
-
-
 @given(st.integers(0, 10_000))
 def test_no_missing_end_goes_unnoticed(length):
     file = pack_file(LABEL, tensors())
     if length < len(file):
         with pytest.raises(ChunkFileError):
             unpack_file(file[:length], LABEL)
-
-
-@given(st.binary(max_size=200))
-def test_anything_else_is_refused(data):
-    with pytest.raises(ChunkFileError):
-        unpack_file(data, LABEL)
 
 
 def file_of(header: object, content: bytes) -> bytes:
@@ -145,16 +126,25 @@ def test_whatever_a_header_says_it_is_refused_in_words(header):
 
 @given(st.integers(0, 2**64 - 1) | st.integers(0, 300), st.binary(max_size=300))
 def test_whatever_length_a_header_says_to_have_it_is_refused(length, content):
-    read(length.to_bytes(8, "little") + content)
+    file = length.to_bytes(8, "little") + content
+    for data in (file, content):
+        read(data)
+        with pytest.raises(ChunkFileError):
+            unpack_file(data, LABEL)
 
 
 @given(st.data())
 def test_a_file_with_other_bytes_anywhere_is_refused_in_words(data):
+    """Or has the same KV: the header has redundant bytes, such as trailing blanks, and an order of its fields."""
     file = bytearray(pack_file(LABEL, tensors()))
     for start in data.draw(st.lists(st.integers(0, len(file) - 1), min_size=1, max_size=3)):
-        other = data.draw(st.binary(min_size=1, max_size=8))
+        flipped = st.integers(0, 7).map(lambda bit, start=start: bytes([file[start] ^ 1 << bit]))
+        other = data.draw(flipped | st.binary(min_size=1, max_size=8))
         file[start : start + len(other)] = other
     read(bytes(file))
+    with suppress(ChunkFileError):
+        found = unpack_file(file, LABEL)
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors().items())
 
 
 @pytest.mark.parametrize(
