@@ -9,14 +9,13 @@ import pytest
 
 from app.documents.document import Document
 from measuring.kit.client import Answer, ServerError
-from measuring.speed.answers import DifferentAnswerError
 from measuring.speed.query import Query
 from measuring.speed.traces import Trace, read_trace, zipf_trace
 from measuring.speed.workloads import load
 from measuring.speed.workloads.base import Options
 from measuring.speed.workloads.load import Load
 from measuring.speed.workloads.loops import Outcome, closed_loop
-from tests.measuring.fake_server import CHAT, CHUNKS, RAG, answer_of
+from tests.measuring.fake_server import CHAT, CHUNKS, RAG
 from tests.measuring.helpers import ROUNDS, run
 
 pytestmark = pytest.mark.usefixtures("small")
@@ -104,24 +103,6 @@ async def test_each_round_begins_with_another_system_and_has_as_many_requests_at
     assert all(len(set(names)) == 1 for names in passes)
     assert "".join(names[0][0] for names in passes) == "stqstq" + "tqstqs" + "qstqst"
     assert fakes.running == set()
-
-
-@pytest.mark.parametrize(
-    ("name", "state", "words"),
-    [
-        (
-            "quarter",
-            {"answer": lambda prompt, max_tokens: answer_of(prompt, max_tokens)[::-1]},
-            "tessera and quarter answered differently",
-        ),
-        ("tessera", {"report": lambda report: {**report, "chunks": [{"status": "filled"}]}}, "not all hit"),
-        ("quarter", {"report": lambda report: {**report, "mode": "full"}}, "quarter: a request ran as full"),
-    ],
-)
-async def test_another_answer_is_refused(name, state, words, fakes, tmp_path):
-    fakes.states = {name: state}
-    with pytest.raises(DifferentAnswerError, match=words):
-        await run(make(tmp_path))
 
 
 @pytest.mark.parametrize(

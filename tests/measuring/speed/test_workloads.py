@@ -14,7 +14,7 @@ from measuring.speed.workloads.chat import Chat
 from measuring.speed.workloads.context import Context
 from measuring.speed.workloads.placement import Placement
 from tests.measuring import fake_server
-from tests.measuring.fake_server import CHAT, CHUNKS, CLEAR, RAG, rag_prompt
+from tests.measuring.fake_server import CHAT, CHUNKS, CLEAR, RAG, answer_of, rag_prompt
 from tests.measuring.helpers import ROUNDS, run
 
 
@@ -86,17 +86,35 @@ def test_points_of_the_context_are_its_length_and_may_be_chosen():
     assert {claim.point for claim in workload.claims()} == {"1024", "8192"}
 
 
+def reporting(**fields):
+    """A server whose reports have other fields."""
+    return {"report": lambda report: {**report, **fields}}
+
+
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
-    ("state", "words"),
+    ("workload", "names", "state", "words"),
     [
-        ({"report": lambda report: {**report, "chunks": [{"status": "waited"}]}}, "a request ran as"),
-        ({"answer": lambda prompt, n: (prompt.namespace[::-1] + "x" * n)[:n]}, "tessera and tessera answered"),
+        ("context", ["tessera"], reporting(chunks=[{"status": "waited"}]), "a request ran as"),
+        (
+            "context",
+            ["stock", "tessera"],
+            {"answer": lambda prompt, n: (prompt.namespace[::-1] + "x" * n)[:n]},
+            "tessera and tessera answered",
+        ),
+        ("load", ["tessera"], reporting(chunks=[{"status": "filled"}]), "not all hit"),
+        ("load", ["quarter"], reporting(mode="full"), "quarter: a request ran as full"),
+        ("load", ["quarter"], {"answer": lambda *asked: answer_of(*asked)[::-1]}, "tessera and quarter answered"),
+        ("chat", ["stock"], {"answer": lambda prompt, n: "a" * n}, "stock and tessera answered differently"),
+        ("placement", ["tessera"], reporting(placement="in-place"), "was placed as"),
+        ("placement", ["in-place"], reporting(placement=None), "was placed as"),
+        ("placement", ["attend"], reporting(placement=None), "was placed as"),
     ],
 )
-async def test_another_answer_is_not_reported(state, words, fakes):
-    fakes.state = state
+async def test_another_answer_is_not_reported(workload, names, state, words, fakes, tmp_path):
+    fakes.states = dict.fromkeys(names, state)
     with pytest.raises(DifferentAnswerError, match=words):
-        await run(Context(options()))
+        await run(WORKLOADS[workload](Options(Path("model"), (), tmp_path)))
 
 
 async def test_prompts_of_other_lengths_are_not_reported(fakes, monkeypatch):
@@ -129,12 +147,6 @@ async def test_chat_takes_turns_and_compares_texts(fakes):
     assert {len(text) for text in texts} == {128}
 
 
-async def test_chat_that_answers_otherwise_is_not_reported(fakes):
-    fakes.states = {"stock": {"answer": lambda prompt, n: "a" * n}}
-    with pytest.raises(DifferentAnswerError, match="stock and tessera answered differently"):
-        await run(Chat(options()))
-
-
 def test_workloads_share_no_text():
     texts = [options().texts(name).text(40) for name in WORKLOADS]
     assert len(set(texts)) == len(texts)
@@ -149,11 +161,3 @@ async def test_servers_of_placement_have_the_same_little_memory(fakes):
     blocks = int(memory[memory.index("--num-gpu-blocks-override") + 1])
     assert 3 * (64 + 2 * 512 + 32 + 3) < 32 * blocks < 4 * (64 + 2 * 512 + 32 + 3)
     assert all(flags[: len(memory)] == memory for flags in fakes.flags.values())
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("name", "placed"), [("tessera", "in-place"), ("in-place", None), ("attend", None)])
-async def test_a_request_that_was_placed_otherwise_is_not_reported(name, placed, fakes):
-    fakes.states[name] = {"report": lambda report: {**report, "placement": placed}}
-    with pytest.raises(DifferentAnswerError, match="was placed as"):
-        await run(Placement(options()))
