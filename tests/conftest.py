@@ -100,6 +100,14 @@ def smollm2() -> Path:
 
 
 @pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without settings of Tessera or Compose."""
+    for name in list(os.environ):
+        if name.startswith(("TESSERA_", "COMPOSE_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
 def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path)
     yield server

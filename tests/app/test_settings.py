@@ -2,7 +2,6 @@
 """Precedence of settings: flags, then environment, then defaults."""
 
 import argparse
-import os
 import re
 
 import pytest
@@ -13,12 +12,7 @@ from app.settings import VLLM_FLAGS, Settings, add_flags, add_missing_flags, fla
 from cache.sparse import Sparse
 from machine.server_process import ROOT
 
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith("TESSERA_"):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 def load(*flags: str) -> Settings:

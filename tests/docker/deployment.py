@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of docker/, parsed as by Docker and Compose."""
 
+import argparse
 import os
 import re
 import shlex
@@ -53,6 +54,14 @@ def words(service: Mapping[str, Any]) -> list[str]:
     """Arguments of a service's container, after its image's entry point."""
     command = service.get("command", [])
     return shlex.split(command) if isinstance(command, str) else command
+
+
+@cache
+def serve_arguments(*arguments: str) -> argparse.Namespace:
+    """Flags as parsed by the command line; cached, since vLLM's many flags take seconds."""
+    from app.arguments import parse  # imports vLLM
+
+    return parse(arguments)
 
 
 def instructions(name: str) -> dict[str, list[Any]]:

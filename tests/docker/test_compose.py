@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """docker/compose.yaml: existing commands, matching ports, and no unnecessary exposure."""
 
-import argparse
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,7 +13,6 @@ import yaml
 
 pytest.importorskip("vllm")
 
-from app.arguments import parse
 from app.cli import _COMMANDS
 from app.cluster.router.command import GRACE_S, parser
 from app.cluster.router.settings import RouterSettings
@@ -31,9 +27,12 @@ from tests.docker.deployment import (
     instructions,
     profile_of,
     replicas,
+    serve_arguments,
     services,
     words,
 )
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 CHECKERS = {
     "redis": ("redis:", "redis-cli"),  # Redis' own client
@@ -51,13 +50,6 @@ def profile(request):
     return request.param
 
 
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith(("TESSERA_", "COMPOSE_")):
-            monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def configure(monkeypatch):
     """Sets Tessera's variables of a service's container."""
@@ -71,13 +63,6 @@ def configure(monkeypatch):
 
 def seconds(text: str) -> int:
     return int(re.fullmatch(r"(\d+)s", text)[1])
-
-
-@cache
-def serve_arguments(command: str, *arguments: str) -> argparse.Namespace:
-    """Flags as parsed by the command line; cached, since vLLM's many flags take seconds."""
-    assert command in _COMMANDS
-    return parse(arguments)
 
 
 def test_the_compose_specification_allows_it():
@@ -99,7 +84,9 @@ def test_each_profile_has_two_replicas_and_all_that_they_share(profile):
 def test_replicas_are_started_with_flags_and_settings_that_exist(profile, name, model, configure, monkeypatch):
     service = replicas(profile, {"MODEL": model, "ARGS": "--dtype float32"} if model else {})[name]
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # vLLM sets it; undone after the test
-    args = serve_arguments(*words(service))
+    command, *arguments = words(service)
+    assert command in _COMMANDS
+    args = serve_arguments(*arguments)
     configure(service)
     settings = load_settings(args)
     assert args.model_tag == model

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """kubernetes/: valid for Kubernetes, with rights no wider than needed, and for commands and settings that exist."""
 
-import os
 import re
 import subprocess
 import tomllib
@@ -28,7 +27,7 @@ from app.settings import load_settings
 from cache.tiers.config import parse_tiers, size_of
 from engine_ext.wire import vllm_compat
 from machine.server_process import ROOT, free_port
-from tests.docker.deployment import DOCKER, health_check, instructions, program, services, words
+from tests.docker.deployment import DOCKER, health_check, instructions, program, serve_arguments, services, words
 from tests.docker.metrics import router_series
 
 pytestmark = pytest.mark.matrix
@@ -139,10 +138,7 @@ def folder(request):
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith("TESSERA_"):
-            monkeypatch.delenv(name)
+def _environment(clean_environment, monkeypatch):
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # vLLM sets it; undone after the test
 
 
@@ -265,12 +261,6 @@ def test_mounts_have_volumes_and_volumes_are_mounted(folder):
         volumes = {each["name"] for each in pod(folder, name)["volumes"]}
         volumes |= {each["metadata"]["name"] for each in claims}
         assert {each["name"] for each in container(folder, name)["volumeMounts"]} == volumes
-
-
-@cache
-def serve_arguments(*arguments):
-    """Flags as parsed by the command line; cached, since vLLM's many flags take seconds."""
-    return parse(arguments)
 
 
 @cache
