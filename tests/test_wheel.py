@@ -9,13 +9,12 @@ import venv
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from app.commands.doctor.environment import PACKAGES
 from machine.http_client import http_client
 from machine.server_process import ROOT, free_port
-from tests.support.waiting import until
+from tests.support.waiting import is_healthy, until
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 FACT = "The access code of Falcon is 7342. The owner of Falcon is Mira Tolan. The budget of Falcon is 64 euros."
@@ -140,7 +139,7 @@ def test_a_server_answers(scripts: Path, other: Path, environment: dict[str, str
     with log.open("w") as output, http_client(f"http://127.0.0.1:{port}", timeout=60) as client:
         server = subprocess.Popen(command, cwd=other, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
-            until(lambda: _is_ready(client) or server.poll() is not None, 300)
+            until(lambda: is_healthy(client) or server.poll() is not None, 300)
             assert server.poll() is None, log.read_text()
             asked = {"chunks": [FACT], "question": "What is the access code of Falcon?"}
             answer = client.post("/v1/rag/chat", json={**asked, "max_tokens": 16, "cache": {"mode": "chunked"}}).json()
@@ -149,10 +148,3 @@ def test_a_server_answers(scripts: Path, other: Path, environment: dict[str, str
             server.wait(60)
     assert "7342" in answer["choices"][0]["message"]["content"], answer
     assert opened.read_text() == ""
-
-
-def _is_ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health").status_code == 200
-    except httpx.TransportError:
-        return False

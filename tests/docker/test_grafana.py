@@ -22,7 +22,6 @@ PROVISIONING = DOCKER / "grafana" / "provisioning"
 (PROVIDER,) = yaml.safe_load((PROVISIONING / "dashboards" / "tessera.yml").read_text())["providers"]
 GRAFANA = services("cpu")["grafana"]
 MOUNTED = {target: source for source, target, _ in (mount.split(":") for mount in GRAFANA["volumes"])}
-"""Labels that Prometheus adds to every series."""
 VARIABLES = {"$__rate_interval": "1m", "$__range": "1h", "$replica": ".*"}
 
 

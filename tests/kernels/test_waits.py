@@ -17,6 +17,7 @@ from kernels.npu_copier import NpuCopier
 from kernels.paged import KVCopier, LayerKV, make_pool
 from kernels.reference import frequencies
 from tests.kernels.attending import BLOCK, PAGE, segment
+from tests.kernels.copiers import triton_copier
 from tests.kernels.fakes import LAYOUTS, Shape
 from tests.support.sources import MODULES, parse
 
@@ -120,12 +121,6 @@ def test_a_number_of_the_device_can_not_be_had() -> None:
     for wait in (bool, int, float, Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.nonzero):
         with pytest.raises((RuntimeError, NotImplementedError)):
             wait(pool[0, 0, 0, 0])
-
-
-def triton_copier(layers: list[LayerKV]) -> KVCopier:
-    from kernels.triton_copier import TritonCopier
-
-    return TritonCopier(layers)
 
 
 def npu_copier(layers: list[LayerKV]) -> KVCopier:

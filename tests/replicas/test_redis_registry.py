@@ -205,7 +205,6 @@ NO_ORIGINS = {
         "http://[2002:a9fe:a9fe::]",
         "http://[::ffff:0:169.254.169.254]",
     ],
-    "a cloud's": ["http://[fd00:ec2::254]"],
     "of nobody or everybody": ["http://0.0.0.0:1", "http://0", "http://[::]", "http://255.255.255.255"],
 }
 

@@ -93,7 +93,6 @@ def test_a_folder_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoint.pt").exists()
 
 
-@pytest.mark.matrix
 def test_a_few_steps_improve_the_loss(tmp_path: Path) -> None:
     """A minute with AVX-512, ten without."""
     assert run(tmp_path, "--steps", "10") == 0
@@ -109,7 +108,6 @@ def test_prompts_fit_in_the_positions(encoder: Encoder) -> None:
             assert len(sample.system) + sum(map(len, sample.chunks)) + longest <= 512
 
 
-@pytest.mark.matrix
 def test_an_end_of_half_its_length(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "--end", "0.5", "--steps", "1") == 0
     assert run(tmp_path) == 2
@@ -118,7 +116,6 @@ def test_an_end_of_half_its_length(small: None, tmp_path: Path, capsys: pytest.C
     assert len(losses(tmp_path)) == 4 + 2
 
 
-@pytest.mark.matrix
 def test_one_kind_of_attention_alone(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "--attention", "full", "--steps", "2") == 0
     assert run(tmp_path) == 2
