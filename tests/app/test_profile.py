@@ -56,18 +56,15 @@ def test_a_server_gets_what_its_placement_can_do(mode, holds, placement, placed)
     assert kind.model_copy(update={"holds": holds}).placed(placement).mode == placed
 
 
-def test_a_budget_is_applied_on_servers_that_measure_attention():
+def test_a_budget_and_what_is_read_again_are_applied_on_servers_that_measure_attention():
     profile = make_profile(up_to_4="offset%25")
     default = CacheOptions(sparse=Sparse(budget_share=0.5))
     for each, sparse in ((profile, Sparse(budget_share=0.25)), (PROFILE, None)):
         assert each.placed("copy", measures_attention=True).applied(default, 3).sparse == sparse
-    assert profile.placed("copy").decide(3).mode == "full"
-
-
-def test_what_is_read_again_is_applied_on_servers_that_measure_attention():
-    profile = make_profile(up_to_4="offset~25%")
-    assert profile.placed("copy", measures_attention=True).applied(CacheOptions(recompute=0.1), 3).reread == 0.25
-    assert profile.placed("copy").decide(3).mode == "full"
+    again = make_profile(up_to_4="offset~25%")
+    assert again.placed("copy", measures_attention=True).applied(CacheOptions(recompute=0.1), 3).reread == 0.25
+    for each in (profile, again):
+        assert each.placed("copy").decide(3).mode == "full"
 
 
 def test_a_profile_beside_other_weights_is_ignored(tmp_path, caplog):

@@ -69,9 +69,7 @@ async def ask_beside(stranger):
         assert await b.ask(A) == [("filled", None)]
     assert sum(b.manager.metrics.fetches.values()) == 1
     for node in (a, b):
-        node.check()
-        await node.client.aclose()
-        await node.peers_client.aclose()
+        await node.close()
 
 
 async def test_no_more_is_taken_than_a_chunk_can_have():

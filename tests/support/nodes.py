@@ -169,9 +169,12 @@ class Node:
     async def tell(self):
         await self.registry.publish(self.id, self.cache.holdings.take_changes(1000)[0])
 
-    def check(self):
+    async def close(self):
+        """Nothing is left behind."""
         assert self.manager.is_idle
         self.manager.check_integrity()
+        await self.client.aclose()
+        await self.peers_client.aclose()
 
 
 async def _as_vllm_does(_: Request, error: GracefulHTTPError) -> JSONResponse:

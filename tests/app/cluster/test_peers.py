@@ -36,9 +36,7 @@ async def nodes(monkeypatch):
 
     yield make
     for node in made:
-        node.check()
-        await node.client.aclose()
-        await node.peers_client.aclose()
+        await node.close()
 
 
 @pytest.fixture

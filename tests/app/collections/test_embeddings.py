@@ -97,12 +97,6 @@ async def test_the_order_and_number_of_texts_do_not_matter(minilm):
         assert together[number] @ (await model.embed([texts[number]]))[0] > 0.98
 
 
-@pytest.mark.parametrize("url", ["host/v1", "ftp://host/v1", "http:///v1", "http://host/v1?modle=m", ""])
-def test_another_url_is_refused(url):
-    with pytest.raises(EmbeddingError, match="--retriever takes http"):
-        Endpoint(url)
-
-
 def test_a_folder_with_a_damaged_model_is_told(tmp_path):
     (tmp_path / "model.onnx").write_bytes(b"x")
     (tmp_path / "tokenizer.json").write_text("{}")

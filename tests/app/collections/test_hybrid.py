@@ -10,8 +10,8 @@ import pytest
 from app.collections import embeddings, hybrid
 from app.collections.embeddings import Endpoint, LocalModel
 from app.collections.hybrid import Hybrid
-from app.collections.retrieval import Retrieval, make_retriever
-from app.collections.retrievers import Ranked, UnknownRetrieverError
+from app.collections.retrieval import Retrieval
+from app.collections.retrievers import Ranked
 from app.collections.store import Collections, Corpus
 from app.settings import Settings
 from tests.app.collections.endpoint import EndpointStandIn
@@ -153,13 +153,6 @@ async def test_a_reranker_has_the_last_word(stand_in):
 @pytest.mark.parametrize("texts", [{}, {"scan": "…"}])
 async def test_an_empty_collection_has_nothing(stand_in, texts):
     assert len(await made(stand_in).rank("owl", corpus_of(texts), 4)) == len(texts)
-
-
-def test_what_is_missing_is_told_at_the_start():
-    with pytest.raises(UnknownRetrieverError, match="/nowhere has no model of embeddings"):
-        make_retriever(Settings(retriever="file:///nowhere"))
-    with pytest.raises(UnknownRetrieverError, match="--retriever takes http"):
-        make_retriever(Settings(retriever="ftp://host/v1"))
 
 
 def test_a_key_in_the_url_is_not_shown():

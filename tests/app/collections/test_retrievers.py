@@ -56,9 +56,18 @@ async def test_passages_without_words_are_not_found():
     assert await files_found(Bm25(), "owl", corpus_of({"scan": "…", **TEXTS}), 1) == ["owl"]
 
 
-def test_an_unknown_retriever_is_refused_with_those_there_are():
-    with pytest.raises(UnknownRetrieverError, match=r"no retriever 'psychic'; there are .*bm25"):
-        make_retriever(Settings(retriever="psychic"))
+@pytest.mark.parametrize(
+    ("retriever", "words"),
+    [
+        ("psychic", r"no retriever 'psychic'; there are .*bm25"),
+        ("host/v1", "no retriever 'host/v1'"),
+        ("file:///nowhere", "/nowhere has no model of embeddings"),
+        *((url, "--retriever takes http") for url in ("ftp://host/v1", "http:///v1", "http://host/v1?modle=m")),
+    ],
+)
+def test_what_is_no_retriever_is_told_at_the_start(retriever, words):
+    with pytest.raises(UnknownRetrieverError, match=words):
+        make_retriever(Settings(retriever=retriever))
 
 
 @pytest.mark.parametrize(
