@@ -3,16 +3,10 @@
 
 import pytest
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.reference import frequencies
 from kernels.rope import recover_frequencies, rotate_keys, rotation_angles
-
-FAST = settings(derandomize=True, deadline=None, max_examples=40)
-DELTAS = st.integers(-131072, 131072)
-NEOX = st.booleans()
 
 
 def inverse_frequencies(rotary_dim: int, theta: float = 10000.0) -> Tensor:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers without a model."""
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -40,3 +42,34 @@ def server() -> Iterator[FakeServer]:
 def model(tmp_path) -> Path:
     """A folder with the tokenizer of a byte-level model."""
     return write_tokenizer(tmp_path / "model")
+
+
+@pytest.fixture
+def process(monkeypatch) -> type:
+    """Stands in for ``ServerProcess``, with the log ``says``; it may fail at its start, or have to be killed.
+
+    Noted are the arguments of each, and that it was stopped.
+    """
+
+    class Process:
+        url, says = "http://127.0.0.1:1", ""
+        fails: Exception | None = None
+        stuck = False
+        noted: ClassVar[list[tuple[str, ...] | str]] = []
+
+        def __init__(self, log, *arguments, port=None):
+            self.log = log
+            log.write_text(Process.says)
+            Process.noted.append(arguments)
+
+        def wait_ready(self):
+            if Process.fails:
+                raise Process.fails
+
+        def stop(self):
+            Process.noted.append("stopped")
+            if Process.stuck:
+                raise subprocess.TimeoutExpired("tessera", 60)
+
+    monkeypatch.setattr("measuring.kit.servers.ServerProcess", Process)
+    return Process

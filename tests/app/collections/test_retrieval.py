@@ -135,7 +135,7 @@ async def test_an_unknown_collection_is_told(retrieval):
         await fill(retrieval, CHAT, [user("a")], retrieve={"collection": "fish"})
 
 
-async def test_a_degraded_ranking_is_reported(tmp_path, retrieval):
+async def test_a_degraded_ranking_is_reported(retrieval):
     degraded = Retrieval(retrieval.collections, Asked("BM25 alone: no endpoint"))
     request = RagChatRequest(retrieve={"collection": "birds", "top_k": 1}, question="Which?")
     _, found = await degraded.fill(request, request.retrieve)

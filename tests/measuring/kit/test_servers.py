@@ -3,46 +3,18 @@
 
 import os
 import signal
-import subprocess
 
 import pytest
 
-from measuring.kit import servers as module
 from measuring.kit.client import SetupError
 from measuring.kit.servers import started_server
-
-
-@pytest.fixture
-def process(monkeypatch):
-    """Stands in for ``ServerProcess``, with the log ``says``; it may fail at its start, or have to be killed."""
-
-    class Process:
-        url, says = "http://127.0.0.1:1", ""
-        fails: Exception | None = None
-        stuck, stopped = False, 0
-
-        def __init__(self, log, *arguments, port=None):
-            self.log = log
-            log.write_text(Process.says)
-
-        def wait_ready(self):
-            if Process.fails:
-                raise Process.fails
-
-        def stop(self):
-            Process.stopped += 1
-            if Process.stuck:
-                raise subprocess.TimeoutExpired("tessera", 60)
-
-    monkeypatch.setattr(module, "ServerProcess", Process)
-    return Process
 
 
 def test_a_server_that_had_to_be_killed_is_no_error(process, tmp_path):
     process.stuck = True
     with started_server("m", (), tmp_path / "server.log"):
-        assert process.stopped == 0
-    assert process.stopped == 1
+        assert process.noted == [("m",)]
+    assert process.noted == [("m",), "stopped"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +33,7 @@ def test_why_it_did_not_start(process, tmp_path, error, says, words):
     process.says, process.fails = says, error(f"server exited with 2:\n{says}")
     with pytest.raises(SetupError, match=words), started_server("m", (), tmp_path / "server.log"):
         pytest.fail("it has not started")
-    assert process.stopped == 1
+    assert process.noted == [("m",), "stopped"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -69,5 +41,5 @@ def test_signals_stop_it(process, tmp_path, number):
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), started_server("m", (), tmp_path / "server.log"):
         os.kill(os.getpid(), number)
-    assert process.stopped == 1
+    assert process.noted == [("m",), "stopped"]
     assert signal.getsignal(number) is before

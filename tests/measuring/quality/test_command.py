@@ -218,24 +218,10 @@ def test_an_interruption_before_the_run(argv, monkeypatch, capsys):
 
 
 @pytest.fixture
-def own_server(server, monkeypatch):
+def own_server(server, process):
     """The server as the evaluation's own: what it would be started with."""
-    started = []
-
-    class Process:
-        url = server.url
-
-        def __init__(self, log, *arguments, port=None):
-            log.touch()
-            started.append(arguments)
-
-        def wait_ready(self): ...
-
-        def stop(self):
-            started.append("stopped")
-
-    monkeypatch.setattr("measuring.kit.servers.ServerProcess", Process)
-    return started
+    process.url = server.url
+    return process.noted
 
 
 def test_a_model_is_served_for_the_time_of_the_run(argv, own_server, out):

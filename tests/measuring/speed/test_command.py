@@ -51,7 +51,7 @@ def last_line(capsys) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_whole_run(argv, out, fakes, monkeypatch, capsys):
+def test_a_whole_run(argv, out, fakes, capsys):
     assert main(["context", "chat", *argv, "--max-num-seqs", "4"]) == 0
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1] == f"tessera: results are in {out}"
@@ -90,7 +90,7 @@ def test_a_different_answer_is_not_reported_and_kept_as_partial(argv, out, fakes
     assert not (out / "summary.json").exists()
 
 
-def test_a_failure_keeps_and_reports_what_was_measured(argv, out, fakes, monkeypatch, capsys):
+def test_a_failure_keeps_and_reports_what_was_measured(argv, out, fakes, capsys):
     def fail(prompt, max_tokens):
         if prompt.chunks:
             raise RuntimeError
