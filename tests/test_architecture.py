@@ -3,6 +3,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 
@@ -207,6 +209,20 @@ def external_packages(name: str) -> set[str]:
 def test_rooms_do_without_what_is_not_theirs():
     used = {name: external_packages(name) & EXTERNAL[room(name)] for name in PLACED if room(name) in EXTERNAL}
     assert {name: packages for name, packages in used.items() if packages} == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("app.cluster.router.command", {"vllm", "torch", "transformers"}),
+        ("app.models.random_model", {"torch", "transformers"}),
+        ("engine_ext.client.tracing", {"opentelemetry"}),
+    ],
+)
+def test_what_starts_quickly_imports_nothing_heavy(module, absent):
+    code = f"import sys, {module}; print({absent} & {{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def test_nothing_of_vllm_is_patched():

@@ -4,12 +4,15 @@
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from measuring.speed.folder import Run, WorkloadRun
 from measuring.speed.samples import Sample
 from measuring.speed.servers import Server, Servers
 from measuring.speed.workloads.base import Workload
@@ -65,6 +68,25 @@ async def run(workload: Workload) -> list[Sample]:
         samples = [each for number in range(1, 1 + ROUNDS) for each in await workload.round(servers, number)]
         await workload.finish(servers)
     return samples
+
+
+def make_run(**fields: Any) -> Run:
+    """A run of the benchmark."""
+    return Run(
+        **{
+            "command": ("tessera", "bench"),
+            "model": "m",
+            "flags": ("--dtype", "float32"),
+            "seed": 0,
+            "is_long": False,
+            "workloads": {"context": WorkloadRun(title="t", axis="a", sizes={"rounds": 5})},
+            "tessera": "0.1.0",
+            "cpu": "c",
+            "cores": 2,
+            "started_at": datetime(2025, 1, 1, tzinfo=UTC),
+            **fields,
+        }
+    )
 
 
 def write_tokenizer(folder: Path) -> Path:

@@ -1,33 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of a run: its contents at any time, and refused folders."""
 
-from datetime import UTC, datetime
-
 import pytest
 
 from measuring.kit.folder import FolderError
-from measuring.speed.folder import Run, RunFolder, WorkloadRun, read_run
+from measuring.speed.folder import RunFolder, read_run
 from measuring.speed.samples import Sample
+from tests.measuring.helpers import make_run
 
 SAMPLE = Sample(workload="context", point="1024", system="warm", round=1, values={"ttft_s": 0.5})
-
-
-def make_run(**fields):
-    return Run(
-        **{
-            "command": ("tessera", "bench"),
-            "model": "m",
-            "flags": ("--dtype", "float32"),
-            "seed": 0,
-            "is_long": False,
-            "workloads": {"context": WorkloadRun(title="t", axis="a", sizes={"rounds": 5})},
-            "tessera": "0.1.0",
-            "cpu": "c",
-            "cores": 2,
-            "started_at": datetime(2025, 1, 1, tzinfo=UTC),
-            **fields,
-        }
-    )
 
 
 def test_a_run_is_partial_until_it_is_marked(tmp_path):

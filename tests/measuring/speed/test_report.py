@@ -3,16 +3,16 @@
 
 import io
 import json
-from datetime import UTC, datetime
 from typing import get_args
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from measuring.speed.folder import Run, RunFolder, WorkloadRun
+from measuring.speed.folder import RunFolder, WorkloadRun
 from measuring.speed.report import SYSTEMS, VALUES, report
 from measuring.speed.samples import Growth, Ratio, Sample, System, Value
+from tests.measuring.helpers import make_run
 
 ROUNDS = 6
 WORKLOADS = {
@@ -60,19 +60,7 @@ def make(tmp_path):
     """Makes the folder of a run of which ``chat`` has no samples."""
 
     def make(samples, complete=True, stopped_by=None):
-        run = Run(
-            command=(),
-            model="m",
-            flags=(),
-            seed=7,
-            is_long=False,
-            workloads=WORKLOADS,
-            tessera="0.1.0",
-            cpu="c",
-            cores=2,
-            started_at=datetime(2026, 1, 2, tzinfo=UTC),
-        )
-        with RunFolder(tmp_path, run) as folder:
+        with RunFolder(tmp_path, make_run(workloads=WORKLOADS)) as folder:
             for sample in samples:
                 folder.record(sample)
             folder.mark(complete=complete, stopped_by=stopped_by)
