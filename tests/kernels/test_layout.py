@@ -80,10 +80,29 @@ def quantise(cache: FakeCache, key: Tensor, value: Tensor, slots: Tensor) -> Non
     cache.write(key.round(), value.round(), slots)
 
 
-@pytest.mark.parametrize("writer", [drop_last_token, share_one_place, quantise])
-def test_wrong_writer_is_refused(writer) -> None:
+def swizzle(cache: FakeCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    """The order of dimensions depends on the token."""
+    dims = torch.arange(SHAPE.dim)
+    keys = torch.stack([each[:, dims ^ (slot % 4)] for each, slot in zip(key, slots.tolist(), strict=True)])
+    cache.write(keys, value, slots)
+
+
+def reverse_blocks(cache: FakeCache, key: Tensor, value: Tensor, slots: Tensor) -> None:
+    size = SHAPE.block_size
+    cache.write(key, value, (2 * SHAPE.blocks - 3 - slots // size) * size + slots % size)
+
+
+@pytest.mark.parametrize(
+    ("writer", "words"),
+    [
+        *((writer, r"\d+ .*elements") for writer in (drop_last_token, share_one_place, quantise)),
+        (swizzle, r"do not lie in tiles|is not what was written"),
+        (reverse_blocks, "leave the cache"),
+    ],
+)
+def test_wrong_writer_is_refused(writer, words) -> None:
     cache = make_cache("B2NHD", SHAPE)
-    with pytest.raises(LayoutProbeError, match=r"\d+ .*elements") as caught:
+    with pytest.raises(LayoutProbeError, match=words) as caught:
         probe(cache, lambda *operands: writer(cache, *operands))
     assert all((caught.value.cause, caught.value.seen, caught.value.advice))
     assert_spare_blocks_zero(cache)
@@ -138,32 +157,6 @@ def test_blocks_of_another_order_have_another_name() -> None:
     assert len(orders) == 3
     larger = Shape(5, 32, 4, 32)
     assert {probe(make_cache(layout, larger, torch.bfloat16)).order for layout in ("cpu", AMX)} < orders
-
-
-def test_a_swizzled_layout_is_refused() -> None:
-    """The order of dimensions depends on the token."""
-    cache, dims = make_cache("B2NHD", SHAPE), torch.arange(SHAPE.dim)
-
-    def write(key: Tensor, value: Tensor, slots: Tensor) -> None:
-        keys = torch.stack([each[:, dims ^ (slot % 4)] for each, slot in zip(key, slots.tolist(), strict=True)])
-        cache.write(keys, value, slots)
-
-    with pytest.raises(LayoutProbeError, match=r"do not lie in tiles|is not what was written"):
-        probe(cache, write)
-    assert_spare_blocks_zero(cache)
-
-
-def test_reversed_blocks_are_refused() -> None:
-    cache = make_cache("B2NHD", SHAPE)
-    size = SHAPE.block_size
-
-    def write(key: Tensor, value: Tensor, slots: Tensor) -> None:
-        swapped = (2 * SHAPE.blocks - 3 - slots // size) * size + slots % size
-        cache.write(key, value, swapped)
-
-    with pytest.raises(LayoutProbeError, match="leave the cache"):
-        probe(cache, write)
-    assert_spare_blocks_zero(cache)
 
 
 @pytest.mark.parametrize(("blocks", "said"), [(1, 1), (5, 7)])
