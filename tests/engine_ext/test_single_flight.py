@@ -6,8 +6,6 @@ On each load, the fake engine compares the page's tag and tokens with those last
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -22,6 +20,7 @@ from engine_ext.client.engine import ChunkEngine
 from engine_ext.client.request import CALLER, CacheOptions, Caller
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from tests.engine_ext.fake_llm import FakeLLM, ask, chunk, make_engine, turns
+from tests.support.variables import having
 
 SYSTEM = (1, 2, 3, 4, 5)
 A, B, C, D = chunk(100, 3), chunk(200, 9), chunk(300, 6), chunk(400, 14)
@@ -57,27 +56,20 @@ async def test_while_many_fills_of_a_tenant_wait_it_gets_no_more_but_others_do(b
     """Whether or not vLLM asks for admission beforehand; and its own don't come before another's."""
     engine, llm = make_engine(max_running=1, max_queued=2)
     many = prompt(A, B, C, *(chunk(1000 * i, 3) for i in range(1, 9)))
-    with calling(busy):
+    with having(CALLER, busy):
         waiting = asyncio.create_task(ask(engine, many))
         await turns(3)
         assert engine.cache.fills.num_queued >= 2
         with pytest.raises(GracefulHTTPError, match="too many chunks wait") as raised:
             await ask(engine, prompt(D))
     assert raised.value.http_status == 503
-    with calling(Caller("quiet")):
+    with having(CALLER, Caller("quiet")):
         assert statuses(await ask(engine, prompt(D), CacheOptions(namespace="quiet"))) == ["filled"]
     assert not waiting.done()
     await waiting
-    with calling(busy):
+    with having(CALLER, busy):
         assert statuses(await ask(engine, prompt(D))) == ["filled"]
     assert_idle(engine, llm)
-
-
-@contextmanager
-def calling(caller: Caller | None) -> Iterator[None]:
-    token = CALLER.set(caller)
-    yield
-    CALLER.reset(token)
 
 
 def noting(llm: FakeLLM) -> list[int]:

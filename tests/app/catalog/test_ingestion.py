@@ -16,6 +16,7 @@ from cache.segments.holdings import DocumentKey
 from engine_ext.client.background import Ingested, Ingestion
 from replicas.document_keys import id_key
 from tests.cache.helpers import Clock, fill, make_manager
+from tests.support.variables import having
 
 TEXT = DocumentKey(b"t" * 16)
 
@@ -102,11 +103,8 @@ async def test_chunks_are_charged_and_computed_at_the_pace_of_the_tokens_per_min
     monkeypatch.setattr("app.catalog.ingestion.asyncio.sleep", sleep)
     limits = TenantLimits(Tenant(name="t", keys=(hash_of("k"),), tokens_per_minute=per_minute), clock=clock)
     chunks = [Chunk(pack((1,) * 100), context=pack((2,) * of_contexts))] * 421
-    token = LIMITS.set(limits)
-    try:
+    with having(LIMITS, limits):
         results = [each async for each in _within_limits(FakeBackground(), FakeBackground.ingestion, chunks)]
-    finally:
-        LIMITS.reset(token)
     assert [each.status for each in results] == ["filled"] * 421
     assert (clock.now - began) / 60 == pytest.approx(minutes, abs=2)
 
@@ -115,13 +113,9 @@ async def test_a_server_that_stops_waits_for_nobodys_tokens():
     limits = TenantLimits(Tenant(name="t", keys=(hash_of("k"),), tokens_per_minute=1), clock=Clock())
     background = FakeBackground()
     background.is_stopping = True
-    token = LIMITS.set(limits)
-    try:
-        results = [
-            each async for each in _within_limits(background, background.ingestion, [Chunk(pack((1,) * 1000))] * 3)
-        ]
-    finally:
-        LIMITS.reset(token)
+    chunks = [Chunk(pack((1,) * 1000))] * 3
+    with having(LIMITS, limits):
+        results = [each async for each in _within_limits(background, background.ingestion, chunks)]
     assert len(results) == 3
 
 

@@ -8,6 +8,7 @@ from cache.errors import EmptySegmentError
 from cache.positions.layout import ChunkedPrompt, unpack
 from engine_ext.client.defects import DefectError, blamed, is_defect
 from engine_ext.client.request import PROGRESS, Progress
+from tests.support.variables import having
 
 
 def raised_by(act) -> Exception:
@@ -31,12 +32,11 @@ def test_vllms_and_named_ones_are_not():
 
 
 def test_a_defect_is_told_and_blamed_on_the_server(caplog):
-    token = PROGRESS.set(Progress())
-    error = blamed(raised_by(lambda: unpack(None)))
+    with having(PROGRESS, Progress()):
+        error = blamed(raised_by(lambda: unpack(None)))
+        assert PROGRESS.get().is_servers
     assert isinstance(error, DefectError)
     assert "log says where" in str(error)
-    assert PROGRESS.get().is_servers
-    PROGRESS.reset(token)
     assert "a defect: TypeError at " in caplog.text
     assert "layout.py" in caplog.text
 

@@ -12,6 +12,7 @@ from engine_ext.client.request import CALLER, IS_PEER, Caller
 from engine_ext.wire.plan import TransferPlan
 from engine_ext.wire.prefix import PrefixTag
 from tests.engine_ext.fake_llm import make_engine
+from tests.support.variables import having
 
 
 async def salt(prompt: dict[str, Any], caller: Caller | None = None) -> str | None:
@@ -24,11 +25,8 @@ async def salt(prompt: dict[str, Any], caller: Caller | None = None) -> str | No
         yield SimpleNamespace(outputs=[])
 
     llm.generate = generate
-    token = CALLER.set(caller)
-    try:
+    with having(CALLER, caller):
         outputs = engine.generate({"prompt_token_ids": [1], **prompt}, SamplingParams(max_tokens=1), "r")
-    finally:
-        CALLER.reset(token)
     async for _ in outputs:
         break
     return seen[0].get("cache_salt")
@@ -52,12 +50,8 @@ async def test_a_client_cannot_choose_the_engines_salt(caller: Caller | None) ->
 def test_not_even_peers_may_name_pages_or_prefixes(reserved: dict[str, Any]) -> None:
     engine, _ = make_engine()
     params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": reserved})
-    token = IS_PEER.set(True)
-    try:
-        with pytest.raises(VLLMValidationError, match="reserved"):
-            engine.generate({"prompt_token_ids": [1]}, params, "forged")
-    finally:
-        IS_PEER.reset(token)
+    with having(IS_PEER, True), pytest.raises(VLLMValidationError, match="reserved"):
+        engine.generate({"prompt_token_ids": [1]}, params, "forged")
 
 
 async def test_the_callers_own_parameters_stay_as_they_are() -> None:
