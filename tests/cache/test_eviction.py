@@ -132,21 +132,14 @@ def test_what_a_scan_leaves_of_the_entries_in_use(name, resists):
 
 
 class TestS3FIFO:
-    def test_what_comes_back_soon_after_it_was_given_up_is_kept_longer(self):
+    @pytest.mark.parametrize("leaves", ["evicted", "removed"])
+    def test_what_comes_back_soon_after_it_was_given_up_is_kept_longer_and_what_was_deleted_is_new(self, leaves):
         policy = make_policy("s3fifo")
-        policy.added(Entry(0))
-        (gone,) = take(policy, 1)
+        policy.added(gone := Entry(0))
+        getattr(policy, leaves)(gone)
         policy.added(back := Entry(gone.key))
         policy.added(new := Entry(1))
-        assert list(policy.victims()) == [new, back]
-
-    def test_what_was_deleted_comes_back_as_new(self):
-        policy = make_policy("s3fifo")
-        policy.added(deleted := Entry(0))
-        policy.removed(deleted)
-        policy.added(back := Entry(0))
-        policy.added(new := Entry(1))
-        assert list(policy.victims()) == [back, new]
+        assert list(policy.victims()) == ([new, back] if leaves == "evicted" else [back, new])
 
     def test_uses_beyond_three_give_no_more_chances(self):
         policy = make_policy("s3fifo")

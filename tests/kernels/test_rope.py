@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frequencies are recovered exactly from a table; rotations equal a naive rotation and compose."""
+"""Frequencies are recovered exactly from a table; angles of large distances are rounded once."""
 
 import pytest
 import torch

@@ -120,23 +120,18 @@ async def test_names_of_files_are_kept_as_they_are_or_refused(client):
     assert await files_of(client) == sorted(good)
 
 
-async def test_a_system_prompt_that_the_model_cannot_take_stores_nothing(client, monkeypatch):
-    error = {"message": "the system prompt is too long", "type": "BadRequestError", "code": 400}
+@pytest.mark.parametrize("raises", [False, True])
+async def test_a_system_prompt_that_the_model_cannot_take_stores_nothing(client, monkeypatch, caplog, raises):
+    """Whether vLLM says so or raises: it is no error of the server."""
+    message = "the system prompt is too long"
 
     async def refused(request, *arguments):
-        return ErrorResponse.model_validate({"error": error})
+        if raises:
+            raise VLLMValidationError(message, parameter="input_tokens", value=9999)
+        return ErrorResponse.model_validate({"error": {"message": message, "type": "BadRequestError", "code": 400}})
 
     monkeypatch.setattr(collection_ingestion, "ingestion_of", refused)
-    assert told(await put(client, {"a.txt": "A"})) == (400, "the system prompt is too long")
-    assert (await client.get(PATH)).json()["data"] == []
-
-
-async def test_what_vllm_raises_about_a_system_prompt_is_no_error_of_the_server(client, monkeypatch, caplog):
-    async def refused(request, *arguments):
-        raise VLLMValidationError("the system prompt is too long", parameter="input_tokens", value=9999)
-
-    monkeypatch.setattr(collection_ingestion, "ingestion_of", refused)
-    assert told(await put(client, {"a.txt": "A", "b.txt": "B"})) == (400, "the system prompt is too long")
+    assert told(await put(client, {"a.txt": "A", "b.txt": "B"})) == (400, message)
     assert (await client.get(PATH)).json()["data"] == []
     assert not caplog.records
 
