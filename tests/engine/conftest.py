@@ -13,10 +13,11 @@ from tests.engine.server import ServerPool, TesseraServer
 from tests.engine.sharing import Engine, SharedServer, engine_of, in_order
 from tests.oracle import Oracle
 
+MAX_MODEL_LEN = 8192
 COMMON = (
     "--enforce-eager",
     "--max-model-len",
-    "8192",
+    str(MAX_MODEL_LEN),
     "--kv-cache-memory-bytes",
     "256M",
     "--chunk-cache-memory",

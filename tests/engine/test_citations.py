@@ -7,17 +7,10 @@ from typing import Any
 import pytest
 
 from tests.engine.server import TesseraServer
-from tests.support.exactness import STEPS, ask, assert_exact, segments, statuses
+from tests.support.exactness import LAYER, PROBED, STEPS, ask, assert_exact, blank_question, segments, statuses
 
 Text = Callable[[int], str]
-LAYER = 1
-PROBED = ("--chunk-probe-layers", str(LAYER))
 LENGTHS = (50, 130, 70)
-
-
-def blank_question(server: TesseraServer) -> list[int]:
-    asked = {"chunks": ["a"], "question": "N/A", "max_tokens": 1, "cache": {"explain": True, "recompute": 0}}
-    return segments(server.post("/v1/rag/chat", asked)["cache"])[2]
 
 
 def lifts(server: TesseraServer, oracle: Any, response: dict[str, Any], strategy: str) -> list[tuple[float, float]]:

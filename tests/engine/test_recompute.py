@@ -14,13 +14,11 @@ from cache.windows import choose_windows
 from engine_ext.start.startup import PAGE_TOKENS
 from tests.engine.server import TesseraServer
 from tests.support.concurrently import rag_body
-from tests.support.exactness import ask, assert_exact, attention, segments, statuses, token_logprobs
+from tests.support.exactness import PROBED, ask, assert_exact, attention, segments, statuses, token_logprobs
 from tests.support.small_pool import SMALL
 
 Text = Callable[[int], str]
 
-LAYER = 1
-PROBED = ("--chunk-probe-layers", str(LAYER))
 LENGTHS = (50, 130, 70, 25)
 
 
@@ -53,7 +51,7 @@ def test_the_windows_are_those_of_the_oracles_attention(server: TesseraServer, o
     chunks = [text(n) for n in LENGTHS]
     response = recomputed(server, 0.4, chunks, text(40))
     report = response["cache"]
-    paid = attention(server, oracle("tiny-llama"), report, LAYER)
+    paid = attention(server, oracle("tiny-llama"), report)
     given = segments(report)[1]
     starts = list(itertools.accumulate(map(len, given[1:]), initial=0))
     places = [Place(start, len(chunk), start, 0) for start, chunk in zip(starts, given[1:], strict=False)]

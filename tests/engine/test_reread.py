@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.engine.conftest import MAX_MODEL_LEN
 from tests.engine.server import TesseraServer
 from tests.support.concurrently import rag_body
-from tests.support.exactness import STRATEGIES, ask, assert_exact, attention, statuses
+from tests.support.exactness import PROBED, STRATEGIES, SUFFIX, ask, assert_exact, attention, statuses
 from tests.support.parallel import ENVIRONMENT, WORKERS
 from tests.support.small_pool import SMALL
 
 Text = Callable[[int], str]
-
-LAYER = 1
-PROBED = ("--chunk-probe-layers", str(LAYER))
 
 
 def reread(
@@ -54,7 +52,7 @@ def test_missing_and_cached_in_every_order_of_three(
 def test_the_chunks_are_those_of_the_oracles_attention(server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(n) for n in (50, 52, 48, 51, 49, 50)]
     report = reread(server, 0, chunks, "why so", cache={"reread": 0, "recompute": 0})["cache"]
-    paid = [sum(each) for each in attention(server, oracle("tiny-llama"), report, LAYER)]
+    paid = [sum(each) for each in attention(server, oracle("tiny-llama"), report)]
     best = sorted(range(len(chunks)), key=lambda index: -paid[index])
     for share, count in ((0.05, 0), (0.15, 1), (0.34, 2), (0.5, 3), (1, 6)):
         response = reread(server, share, chunks, "why so")
@@ -88,25 +86,25 @@ def test_one_chunk_is_read_once(server: TesseraServer, text: Text) -> None:
     assert "select" not in report["timings_ms"]
 
 
-@pytest.mark.serve_with("--max-model-len", "512")
-def test_the_answer_keeps_its_room(server: TesseraServer, text: Text) -> None:
-    chunks = [text(60) for _ in range(4)]
-    report = reread(server, 1, chunks, "?", max_tokens=1)["cache"]
-    used, (size,) = report["tokens"], {chunk["tokens"] for chunk in report["chunks"]}
-    left = 512 - (used["prompt"] - used["reread"])
-    assert used["reread"] == (left - 1) // size * size
-    assert 0 < used["reread"] < 4 * size
-    assert reread(server, 1, chunks, "?", max_tokens=left - size)["cache"]["tokens"]["reread"] == size
-    assert "reread" not in reread(server, 1, chunks, "?", max_tokens=left - size + 1)["cache"]["tokens"]
+def test_the_answer_keeps_its_room_and_nothing_is_read_again_where_there_is_none(
+    server: TesseraServer, text: Text
+) -> None:
+    """Behind a system prompt that leaves room for some of the chunks."""
+    chunks, system = [text(60) for _ in range(4)], text(MAX_MODEL_LEN - 480)
 
+    def used(most: int) -> dict[str, int]:
+        report = reread(server, 1, chunks, "?", max_tokens=most, system=system)["cache"]
+        assert {chunk["tokens"] for chunk in report["chunks"]} == {size}
+        return report["tokens"]
 
-@pytest.mark.serve_with("--max-model-len", "512")
-def test_nothing_is_read_again_where_there_is_no_room(server: TesseraServer, text: Text) -> None:
-    chunks = [text(100) for _ in range(4)]
-    used = reread(server, 1, chunks, "?", max_tokens=1)["cache"]["tokens"]
-    left = 512 - (used["prompt"] - used.get("reread", 0))
-    assert used.get("reread", 0) == (100 if left > 100 else 0)
-    assert "reread" not in reread(server, 1, chunks, "?", max_tokens=left)["cache"]["tokens"]
+    size = 60 + SUFFIX
+    found = used(1)
+    left = MAX_MODEL_LEN - (found["prompt"] - found["reread"])
+    assert found["reread"] == (left - 1) // size * size
+    assert 0 < found["reread"] < 4 * size
+    assert used(left - size)["reread"] == size
+    for most in (left - size + 1, left):
+        assert "reread" not in used(most)
 
 
 def test_the_plan_names_it(server: TesseraServer, text: Text) -> None:

@@ -10,14 +10,11 @@ import pytest
 
 from cache.sparse import shares
 from tests.engine.server import TesseraServer, token_logprobs
-from tests.support.exactness import STRATEGIES, SUFFIX, ask, assert_exact, attention, kept_of, segments
+from tests.support.exactness import PROBED, STRATEGIES, SUFFIX, ask, assert_exact, attention, kept_of, segments
 from tests.support.tier_servers import to_sleep
 
 Text = Callable[[int], str]
 BLOCK = 32
-LAYER = 1
-SPARSE = ("--chunk-probe-layers", str(LAYER), "--block-size", str(BLOCK))
-"""Each request has its own budget."""
 LITTLE = ("--num-gpu-blocks-override", "18", "--max-model-len", str(17 * BLOCK), "--chunk-cache-memory", "4MiB")
 """Blocks for one context, and a pool for two."""
 LENGTHS = (60, 90, 45, 120, 75, 30)
@@ -41,7 +38,7 @@ def assert_selected(
 ) -> None:
     """The attention and the choice are the oracle's."""
     report = response["cache"]
-    paid = [sum(each) for each in attention(server, oracle, report, LAYER, strategy)]
+    paid = [sum(each) for each in attention(server, oracle, report, strategy)]
     assert [chunk["share"] for chunk in report["chunks"]] == pytest.approx(shares(paid), abs=1e-3)
     lengths, kept, left = [chunk["tokens"] for chunk in report["chunks"]], [], budget
     for index in sorted(range(len(paid)), key=lambda index: -paid[index]):
@@ -53,7 +50,7 @@ def assert_selected(
     assert response["usage"]["prompt_tokens"] == report["tokens"]["prompt"] - report["tokens"]["left_out"]
 
 
-@pytest.mark.serve_with(*SPARSE)
+@pytest.mark.serve_with(*PROBED)
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "window"])
 def test_selection_and_answer_are_the_oracles(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(length) for length in LENGTHS]
@@ -66,7 +63,7 @@ def test_selection_and_answer_are_the_oracles(strategy: str, server: TesseraServ
         assert_exact(response, oracle("tiny-llama"), strategy)
 
 
-@pytest.mark.serve_with(*SPARSE)
+@pytest.mark.serve_with(*PROBED)
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "window"])
 def test_closed_gaps_are_the_request_without_the_other_chunks(
     strategy: str, server: TesseraServer, oracle: Any, text: Text
@@ -83,7 +80,7 @@ def test_closed_gaps_are_the_request_without_the_other_chunks(
         assert token_logprobs(response) == pytest.approx(expected.logprobs, abs=1e-4)
 
 
-@pytest.mark.serve_with(*SPARSE)
+@pytest.mark.serve_with(*PROBED)
 def test_some_cached_some_not(server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(length) for length in LENGTHS]
     ask(server, "offset", chunks[:2], text(9))
@@ -101,7 +98,7 @@ def test_some_cached_some_not(server: TesseraServer, oracle: Any, text: Text) ->
     )
 
 
-@pytest.mark.serve_with(*SPARSE)
+@pytest.mark.serve_with(*PROBED)
 def test_a_budget_for_all_changes_nothing(server: TesseraServer, text: Text) -> None:
     chunks, question = [text(length) for length in LENGTHS], text(20)
     ask(server, "offset", chunks, question)
@@ -116,7 +113,7 @@ def test_a_budget_for_all_changes_nothing(server: TesseraServer, text: Text) -> 
     assert len(kept_of(nearly["cache"])) == 1
 
 
-@pytest.mark.serve_with(*SPARSE)
+@pytest.mark.serve_with(*PROBED)
 @pytest.mark.parametrize("cache", [{"scope": "isolated"}, {}])
 def test_scopes_and_prompts_without_a_system_segment(
     cache: dict[str, Any], server: TesseraServer, oracle: Any, text: Text
@@ -128,7 +125,7 @@ def test_scopes_and_prompts_without_a_system_segment(
         assert_exact(response, oracle("tiny-llama"), "offset")
 
 
-@pytest.mark.serve_with(*SPARSE)
+@pytest.mark.serve_with(*PROBED)
 def test_a_chunk_given_twice(server: TesseraServer, oracle: Any, text: Text) -> None:
     twice = text(60)
     for _ in range(2):
@@ -137,7 +134,7 @@ def test_a_chunk_given_twice(server: TesseraServer, oracle: Any, text: Text) -> 
         assert_exact(response, oracle("tiny-llama"), "offset")
 
 
-@pytest.mark.serve_with(*SPARSE)
+@pytest.mark.serve_with(*PROBED)
 def test_reports_of_full_attention_leave_nothing_out(server: TesseraServer, text: Text) -> None:
     chunks = [text(length) for length in LENGTHS]
     full = ask_sparse(server, "offset", chunks, text(20), {"mode": "full"})["cache"]
@@ -153,7 +150,7 @@ def test_requests_may_ask_for_a_budget_on_any_server(server: TesseraServer, orac
 
 
 @pytest.mark.matrix
-@pytest.mark.serve_with(*SPARSE, "--chunk-cache-tiers", "host://?size=64MiB")
+@pytest.mark.serve_with(*PROBED, "--chunk-cache-tiers", "host://?size=64MiB")
 def test_chunks_are_loaded_from_a_tier_to_be_chosen_from(server: TesseraServer, oracle: Any, text: Text) -> None:
     chunks = [text(length) for length in LENGTHS]
     ask(server, "offset", chunks, text(5))
@@ -173,7 +170,7 @@ def test_chunks_are_loaded_from_a_tier_to_be_chosen_from(server: TesseraServer, 
 @pytest.mark.matrix
 @pytest.mark.parametrize("placement", ["attend", "in-place"])
 def test_other_placements(placement: str, serve: Any, oracle: Any, text: Text) -> None:
-    server = serve("tiny-llama", *SPARSE, "--chunk-cache-placement", placement)
+    server = serve("tiny-llama", *PROBED, "--chunk-cache-placement", placement)
     chunks = [text(length) for length in LENGTHS]
     for strategy, question in itertools.product(STRATEGIES, (text(30), text(9))):
         response = ask_sparse(server, strategy, chunks, question, budget=250)
@@ -182,7 +179,7 @@ def test_other_placements(placement: str, serve: Any, oracle: Any, text: Text) -
 
 
 @pytest.mark.matrix
-@pytest.mark.serve_with(*SPARSE, *LITTLE, "--max-num-batched-tokens", "48")
+@pytest.mark.serve_with(*PROBED, *LITTLE, "--max-num-batched-tokens", "48")
 def test_preempted_evicted_and_in_pieces(server: TesseraServer, oracle: Any, text: Text) -> None:
     """Several at once, in blocks for one context."""
     chunks = [text(length) for length in LENGTHS]

@@ -20,6 +20,9 @@ ONE_OF_STRATEGIES = [*(pytest.param(each, marks=pytest.mark.matrix) for each in 
 
 # Two line feeds follow a chunk's text, and one byte is one token: a chunk of n tokens has n - 2 characters.
 SUFFIX = 2
+LAYER = 1
+PROBED = ("--chunk-probe-layers", str(LAYER), "--block-size", "32")
+"""Flags of a server whose choice of chunks and windows is the oracle's: by the attention of one layer."""
 Text = Callable[[int], str]
 
 
@@ -110,15 +113,23 @@ def full_attention(server: TesseraServer, chunks: list[str], question: str, reas
     return response
 
 
-def attention(
-    server: TesseraServer, oracle: Oracle, report: dict[str, Any], layer: int, strategy: str = "offset"
-) -> list[list[float]]:
-    """The question's attention to each token of each chunk of a report, less that of one without content."""
-    system, chunks, question = segments(report)
+def blank_question(server: TesseraServer) -> list[int]:
+    """The tokens of the question without content."""
     asked = {"chunks": ["a"], "question": "N/A", "max_tokens": 1, "cache": {"explain": True, "recompute": 0}}
-    blank = segments(server.post("/v1/rag/chat", asked)["cache"])[2]
+    return segments(server.post("/v1/rag/chat", asked)["cache"])[2]
+
+
+def attention(
+    server: TesseraServer, oracle: Oracle, report: dict[str, Any], strategy: str = "offset"
+) -> list[list[float]]:
+    """The question's attention to each token of each chunk of a report, less that of one without content.
+
+    Needs a server with :data:`PROBED`.
+    """
+    system, chunks, question = segments(report)
     paid, at_least = (
-        oracle.attention(strategy, (system, chunks, each), [layer], report.get("opening")) for each in (question, blank)
+        oracle.attention(strategy, (system, chunks, each), [LAYER], report.get("opening"))
+        for each in (question, blank_question(server))
     )
     return [[a - b for a, b in zip(*each, strict=True)] for each in zip(paid, at_least, strict=True)]
 
