@@ -114,6 +114,7 @@ async def test_documents_are_looked_for_in_threads():
     server.context.engine = SimpleNamespace(renderer=SimpleNamespace(known=Known()))
     server.context.retrieval = SimpleNamespace(collections=SimpleNamespace(texts=lambda _: []))
     await server.post(CHAT, {"messages": [USER]})
+    assert server.bodies == [json.dumps({"messages": [USER]}).encode()]  # there are none
     await take_found(server.context, PlanRequest(messages=[USER]))
     assert len(threads) == 2
     assert threading.current_thread() not in threads

@@ -9,12 +9,8 @@ from tests.engine.server import TesseraServer, token_logprobs
 from tests.support.app_prompts import FORMS, Messages
 
 STEPS = 6
-AUTO = ("--documents", "auto")
-
-
-@pytest.fixture
-def server(serve) -> TesseraServer:
-    return serve("tiny-llama", *AUTO)
+AUTO = {"documents": "auto"}
+"""In the field `cache`, as `--documents auto` of a server (`test_integrations.py`)."""
 
 
 def ask(server: TesseraServer, messages: Messages, **fields: Any) -> dict[str, Any]:
@@ -25,7 +21,7 @@ def ask(server: TesseraServer, messages: Messages, **fields: Any) -> dict[str, A
         "ignore_eos": True,
         "logprobs": True,
         "return_token_ids": True,
-        "cache": {"explain": True, **fields.pop("cache", {})},
+        "cache": {**AUTO, "explain": True, **fields.pop("cache", {})},
         **fields,
     }
     return server.post("/v1/chat/completions", body)
@@ -119,10 +115,13 @@ def test_another_namespace_finds_nothing(server, text) -> None:
 
 
 def test_an_ordinary_prompt_stays_one(server, text) -> None:
-    body = {"messages": [{"role": "user", "content": text(300)}], "max_tokens": 2}
-    assert server.post("/v1/chat/completions", body)["kv_transfer_params"] is None
-    off = {**body, "messages": FORMS["open_webui"]([text(50)], 1), "cache": {"documents": "off"}}
-    assert "found" not in report_of(server.post("/v1/chat/completions", off))
+    for messages, documents in (
+        ([{"role": "user", "content": text(300)}], "auto"),
+        (FORMS["open_webui"]([text(50)], 1), "off"),
+    ):
+        report = report_of(ask(server, messages, cache={"documents": documents}))
+        assert (report["mode"], report["reason"]) == ("full", "the request has no chunks")
+        assert "found" not in report
 
 
 def test_a_plan_shows_what_would_be_found(server, text) -> None:
@@ -147,4 +146,4 @@ def test_every_endpoint(path, server, text) -> None:
         if path == "/v1/messages":
             given = {"messages": [message], "model": server.get("/v1/models")["data"][0]["id"]}
         limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-        assert statuses(server.post(path, {**given, limit: 2})) == [status] * 2
+        assert statuses(server.post(path, {**given, limit: 2, "cache": AUTO})) == [status] * 2
