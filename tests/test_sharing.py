@@ -44,7 +44,7 @@ class Server:
     def __init__(self, engine):
         self.engine = engine
 
-    def stop(self):
+    def end(self):
         self.engine = "stopped"
 
 

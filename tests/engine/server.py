@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import signal
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,15 @@ class TesseraServer(ServerProcess):
                 return stats
             time.sleep(0.1)
         raise AssertionError(f"not idle: {stats}, {self.running_requests()} requests in the engine")
+
+    def end(self, sent: signal.Signals = signal.SIGTERM) -> None:
+        """Stops the server by a signal, which must end all of its processes."""
+        group = self.process.pid
+        assert len(group_members(group)) > 1
+        assert self.stop(sent) == 0
+        wait_until_gone(group)
+        said = [line for line in self.log.read_text().splitlines() if line.startswith("tessera: ")]
+        assert said[-1] == "tessera: stopped"
 
     def running_requests(self) -> float:
         return self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting")

@@ -60,5 +60,5 @@ class SharedServer:
     def keep(self, engine: Engine | None) -> None:
         """Ends the server unless it is that of ``engine``, which the next test needs."""
         if self._server is not None and engine != self._engine:
-            self._server.stop()
+            self._server.end()
             self._engine = self._server = None

@@ -2,7 +2,6 @@
 """`tessera serve` as a process: start, refusals, shutdown without leftovers."""
 
 import json
-import os
 import re
 import signal
 import socket
@@ -18,69 +17,12 @@ import httpx
 import pytest
 
 from app.server import claim_address
-from machine.server_process import ROOT, group_members, reserved_port
+from machine.server_process import ROOT, reserved_port
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, token_logprobs, wait_until_gone
 from tests.processes import end
 from tests.support.exactness import ask, assert_exact, statuses
 from tests.support.waiting import until
-
-
-def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
-    """Output of a `tessera serve` that must not start; it exits with 2."""
-    run = subprocess.run(
-        [sys.executable, "-m", "app.cli", "serve", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 2, run.stderr
-    assert "Traceback" not in run.stderr
-    return [line for line in run.stderr.splitlines() if line.startswith("tessera")][-1]
-
-
-@pytest.mark.parametrize(
-    ("flags", "reason", "remedy"),
-    [
-        # Before the model is loaded, and by a worker.
-        (["--decode-context-parallel-size", "2"], "context parallelism spreads a sequence's KV", "leave out --decode-"),
-        pytest.param(
-            ["--chunk-cache-memory", "1KiB"],
-            "1024 bytes hold no page of 32 tokens",
-            "e.g. --chunk-cache-memory 1GiB",
-            marks=pytest.mark.matrix,
-        ),
-    ],
-)
-def test_without_the_required_cache_it_ends_and_says_why(
-    flags: list[str], reason: str, remedy: str, model_path: Callable[[str], Path]
-) -> None:
-    model = (str(model_path("tiny-llama")), "--dtype", "float32", *COMMON)
-    said = refused(*model, "--chunk-cache", "require", *flags)
-    assert said.startswith("tessera: not started (--chunk-cache require). CHUNK CACHE OFF: no chunk is reused, ")
-    assert f"Reason: {reason}" in said
-    assert remedy in said.partition("What helps: ")[2]
-
-
-@pytest.mark.parametrize(
-    ("use", "last"),
-    [
-        ("on", "tessera: CHUNK CACHE OFF: no chunk is reused, "),
-        pytest.param("off", "tessera: ready at ", marks=pytest.mark.matrix),
-    ],
-)
-def test_a_cache_that_is_off_though_nobody_asked_is_the_last_line_of_the_start(
-    use: str, last: str, start: Callable[..., TesseraServer]
-) -> None:
-    server = start("--chunk-cache", use, "--chunk-cache-memory", "1KiB").wait_ready()
-    until(lambda: "tessera: ready at " in server.log.read_text())
-    assert server.client.get("/health").status_code == 200
-    said = [line for line in server.log.read_text().splitlines() if line.startswith("tessera: ")]
-    assert said[-1].startswith(last)
-    assert ("Reason: 1024 bytes hold no page" in said[-1]) == (use == "on")
-    assert server.chat(chunks=["a chunk"], question="?", max_tokens=1)["cache"]["mode"] == "full"
 
 
 @pytest.fixture
@@ -97,17 +39,22 @@ def start(model_path: Callable[[str], Path], tmp_path: Path) -> Iterator[Callabl
         end(server.process)
 
 
-@pytest.mark.parametrize("sent", [pytest.param(signal.SIGINT, marks=pytest.mark.matrix), signal.SIGTERM])
-def test_a_signal_ends_every_process(sent: signal.Signals, start: Callable[..., TesseraServer]) -> None:
+@pytest.mark.matrix
+def test_a_worker_that_finds_no_room_for_the_required_cache_ends_the_start(start: Callable[..., TesseraServer]) -> None:
+    server = start("--chunk-cache", "require", "--chunk-cache-memory", "1KiB")
+    assert server.process.wait(300) == 2
+    said = [line for line in server.log.read_text().splitlines() if line.startswith("tessera: ")]
+    assert said[-1].startswith("tessera: not started (--chunk-cache require). CHUNK CACHE OFF: no chunk is reused, ")
+    assert "Reason: 1024 bytes hold no page of 32 tokens" in said[-1]
+    assert "e.g. --chunk-cache-memory 1GiB" in said[-1].partition("What helps: ")[2]
+
+
+@pytest.mark.matrix
+def test_an_interruption_ends_every_process(start: Callable[..., TesseraServer]) -> None:
+    """SIGTERM ends each server that tests share."""
     server = start().wait_ready()
     assert server.chat(chunks=["a chunk"], question="?", max_tokens=1)["cache"]["mode"] == "chunked"
-    group = server.process.pid
-    assert len(group_members(group)) > 1
-    assert server.stop(sent) == 0
-    wait_until_gone(group)
-    said = [line for line in server.log.read_text().splitlines() if line.startswith("tessera: ")]
-    assert said[-2].startswith(f"tessera: ready at {server.url} ")
-    assert said[-1] == "tessera: stopped"
+    server.end(signal.SIGINT)
 
 
 @pytest.mark.matrix
@@ -181,23 +128,6 @@ def test_torch_compile_is_exact(start: Callable[..., TesseraServer], oracle: Any
     assert default["position_strategy"] == "offset"
 
 
-def test_port_in_use() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        assert f"port {port} is in use" in refused("some/model", "--host", "127.0.0.1", "--port", port)
-
-
-@pytest.mark.matrix
-def test_port_of_a_server_that_is_still_starting() -> None:
-    """A server that starts does not listen yet, so the system would assign its port to another."""
-    with reserved_port() as bound:
-        port = str(bound.getsockname()[1])
-        with claim_address(f"http://127.0.0.1:{port}"):
-            assert f"port {port} is in use" in refused("some/model", "--host", "127.0.0.1", "--port", port)
-
-
 REFUSED: list[tuple[list[str], dict[str, str], str]] = [
     (["m", "--api-server-count", "2"], {}, "--api-server-count=2"),
     (["m", "--data-parallel-size", "2"], {}, "--data-parallel-size=2"),
@@ -209,7 +139,18 @@ REFUSED: list[tuple[list[str], dict[str, str], str]] = [
     (["m", "--no-such-flag"], {}, "--no-such-flag"),
     (["m", "--host", "0.0.0.0"], {}, "--host 0.0.0.0 would let in everybody who reaches this machine"),
     (["m", "--tenants", "/does/not/exist"], {}, "--tenants /does/not/exist: [Errno 2] No such file or directory"),
+    (["m", "--port", "{listening}"], {}, "port {listening} is in use"),
+    # It does not listen yet, so the system would assign its port to another.
+    (["m", "--port", "{starting}"], {}, "port {starting} is in use"),
+    # Said before the model is loaded.
+    (
+        ["{model}", "--dtype", "float32", *COMMON, "--chunk-cache", "require", "--decode-context-parallel-size", "2"],
+        {},
+        "not started (--chunk-cache require). CHUNK CACHE OFF: no chunk is reused, every request is computed in full, "
+        "as slowly as without Tessera. Reason: context parallelism spreads a sequence's KV",
+    ),
 ]
+"""Arguments, environment, and what is said; with the ports of a server that listens and of one that starts."""
 _ONE_AFTER_THE_OTHER = """
 import json, os, sys
 from app.cli import main
@@ -227,23 +168,32 @@ for arguments, environment, _ in json.loads(sys.argv[1]):
 
 
 @pytest.fixture(scope="module")
-def said() -> list[tuple[int, str]]:
-    """Exit status and output of each refused command, in one process, since importing vLLM is slow."""
-    run = subprocess.run(
-        [sys.executable, "-c", _ONE_AFTER_THE_OTHER, json.dumps(REFUSED)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def said(model_path: Callable[[str], Path]) -> list[tuple[int, str, str]]:
+    """Exit status, output and expected words of each refused command.
+
+    In one process, since importing vLLM is slow.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listening, reserved_port() as starting:
+        ports = {"listening": listening.getsockname()[1], "starting": starting.getsockname()[1]}
+        names = {**ports, "model": model_path("tiny-llama")}
+        asked = [([each.format(**names) for each in flags], given, words) for flags, given, words in REFUSED]
+        with claim_address(f"http://127.0.0.1:{ports['starting']}"):
+            run = subprocess.run(
+                [sys.executable, "-c", _ONE_AFTER_THE_OTHER, json.dumps(asked)],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
     parts = re.split(r"^= (\d+)$", run.stderr, flags=re.MULTILINE)
     assert len(parts) == 2 * len(REFUSED) + 1, run.stderr
-    return [(int(status), words) for words, status in zip(parts[::2], parts[1::2], strict=False)]
+    ends = zip(parts[::2], parts[1::2], REFUSED, strict=False)
+    return [(int(status), output, words.format(**names)) for output, status, (*_, words) in ends]
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)), ids=[words for *_, words in REFUSED])
-def test_refused_in_one_line(number: int, said: list[tuple[int, str]]) -> None:
-    status, words = said[number]
+def test_refused_in_one_line(number: int, said: list[tuple[int, str, str]]) -> None:
+    status, output, words = said[number]
     assert status == 2
-    assert "Traceback" not in words
-    assert REFUSED[number][2] in [line for line in words.splitlines() if line.startswith("tessera")][-1]
+    assert "Traceback" not in output
+    assert words in [line for line in output.splitlines() if line.startswith("tessera")][-1]
