@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines and models shared by the engine tests."""
 
+import itertools
 import random
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.models.random_model import build_preset
+from machine.server_process import TESSERA_SERVE
 from tests.engine.server import ServerPool, TesseraServer
 from tests.engine.sharing import Engine, SharedServer, engine_of, in_order
 from tests.oracle import Oracle
@@ -73,7 +77,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str],
     def start(engine: Engine) -> TesseraServer:
         preset, *flags = engine
         log = tmp_path_factory.mktemp("shared") / "server.log"
-        return TesseraServer(log, *arguments_of(model_path(preset)), *flags).wait_ready()
+        flags = [flag.replace("{folder}", str(log.parent / "kv")) for flag in flags]
+        serve = ALWAYS_FETCHING if "--chunk-cache-tiers" in flags else TESSERA_SERVE
+        return TesseraServer(log, *arguments_of(model_path(preset)), *flags, serve=serve).wait_ready()
 
     server = SharedServer(start)
     yield server
@@ -91,6 +97,22 @@ def shared_engine(request: pytest.FixtureRequest) -> Engine:
 def server(shared: SharedServer, shared_engine: Engine) -> TesseraServer:
     """A running server, shared with all tests of the same model and flags (`serve_with`); fp32 by default."""
     return shared.get(shared_engine)
+
+
+@pytest.fixture
+def start(tmp_path: Path, model_path: Callable[[str], Path]) -> Iterator[Callable[..., TesseraServer]]:
+    """Starts servers with tiers for one test: `start("host://?size=1GiB")`."""
+    numbers = itertools.count()
+    with ExitStack() as stack:
+
+        def start_server(tiers: str, *flags: str, wait: bool = True, **options: Any) -> TesseraServer:
+            log, model = tmp_path / f"server-{next(numbers)}.log", arguments_of(model_path("tiny-llama"))
+            options = {"serve": ALWAYS_FETCHING, **options}
+            server = TesseraServer(log, *model, "--chunk-cache-tiers", tiers, *flags, **options)
+            stack.callback(server.stop)
+            return server.wait_ready() if wait else server
+
+        yield start_server
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -17,18 +16,9 @@ from tests.engine.server import TesseraServer
 from tests.oracle import Oracle
 from tests.support.collected import FALCON, OWLS, ask, put
 from tests.support.exactness import assert_exact
-from tests.support.tier_servers import Directory, archived
+from tests.support.tier_servers import FILES, STORING, archived, folder_of
 
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[Directory]:
-    with ExitStack() as stack:
-        yield Directory(stack, tmp_path_factory.mktemp("collections"), model_path("tiny-llama"))
-
-
-@pytest.fixture
-def server(directory: Directory) -> TesseraServer:
-    return directory.server
+pytestmark = pytest.mark.serve_with(*STORING)
 
 
 def test_files_become_passages_that_questions_find(server: TesseraServer, oracle: Callable[[str], Oracle]) -> None:
@@ -66,21 +56,22 @@ def test_openai_endpoints_and_follow_up_questions(server: TesseraServer) -> None
     assert report["chunks"][0]["status"] == "hit"
 
 
-def test_a_restart_computes_nothing_and_a_changed_file_only_its_passages(directory: Directory) -> None:
+def test_a_restart_computes_nothing_and_a_changed_file_only_its_passages(
+    server: TesseraServer, start: Callable[..., TesseraServer]
+) -> None:
     files = {"falcon.md": FALCON, "owls.txt": OWLS}
-    put(directory.server, "lasting", files, system="You know birds.", max_tokens="48")
-    (id,) = [each["id"] for each in ask(directory.server, "lasting", "access code", 1)["cache"]["retrieved"]]
-    archived(directory.server)
-    server = directory.start(directory.tiers)
-    report = ask(server, "lasting", "What is the access code of Falcon?")["cache"]
+    put(server, "lasting", files, system="You know birds.", max_tokens="48")
+    (id,) = [each["id"] for each in ask(server, "lasting", "access code", 1)["cache"]["retrieved"]]
+    archived(server)
+    again = start(FILES.format(folder=folder_of(server)))
+    report = ask(again, "lasting", "What is the access code of Falcon?")["cache"]
     assert report["tokens"]["fill_computed"] == 0
-    named = server.chat(system="You know birds.", chunks=[{"id": id}], question="What?", max_tokens=1)["cache"]
+    named = again.chat(system="You know birds.", chunks=[{"id": id}], question="What?", max_tokens=1)["cache"]
     assert named["chunks"][0]["status"] in ("hit", "loaded")
     changed = OWLS.replace("white", "pale")
-    lines, summary = put(server, "lasting", {**files, "owls.txt": changed})
+    lines, summary = put(again, "lasting", {**files, "owls.txt": changed})
     assert summary["files"] == {"added": 0, "changed": 1, "unchanged": 1, "failed": 0}
     assert [line["file"] for line in lines if line["status"] == "filled"] == ["owls.txt"]
-    server.stop()
 
 
 def test_passages_computed_behind_those_before_them(server: TesseraServer) -> None:
@@ -190,14 +181,15 @@ def test_a_folder_is_ingested_from_the_shell(server: TesseraServer, tmp_path: Pa
 
 
 @pytest.mark.matrix
-def test_a_pool_that_is_too_small_for_a_folder_is_told(directory: Directory, tmp_path: Path) -> None:
+def test_a_pool_that_is_too_small_for_a_folder_is_told(start: Callable[..., TesseraServer], tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
     for number in range(40):
-        (tmp_path / f"{number}.txt").write_text(f"{number} owls hunt at night. Their faces are white. " * 8)
-    server = directory.start(directory.tiers, "--chunk-cache-memory", "4MiB")
-    code, said = ingest(server, tmp_path)
+        (folder / f"{number}.txt").write_text(f"{number} owls hunt at night. Their faces are white. " * 8)
+    server = start(FILES.format(folder=tmp_path / "kv"), "--chunk-cache-memory", "4MiB")
+    code, said = ingest(server, folder)
     evicted = server.stats()["counters"]["removals"]["evicted"]
     assert (code, f"the pool was too small: {evicted} chunks left it" in said, evicted > 0) == (0, True, True), said
-    server.stop()
 
 
 def ingest(server: TesseraServer, folder: Path) -> tuple[int, str]:

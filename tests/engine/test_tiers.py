@@ -4,8 +4,8 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tests.oracle import Oracle
 from tests.redis_server import RedisServer
 from tests.support.exactness import STEPS, ask, assert_exact, statuses
 from tests.support.parallel import WORKERS
-from tests.support.tier_servers import Directory, archived, origins, to_sleep
+from tests.support.tier_servers import FILES, HOST, STORING, archived, folder_of, origins, to_sleep
 from tests.support.waiting import until
 
 SYSTEM = "You answer from documents."
@@ -30,44 +30,40 @@ Text = Callable[[int], str]
 StartServer = Callable[..., TesseraServer]
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[Directory]:
-    with ExitStack() as stack:
-        yield Directory(stack, tmp_path_factory.mktemp("tiers"), model_path("tiny-llama"))
-
-
-@pytest.fixture
-def start(directory: Directory) -> Iterator[StartServer]:
-    """Starts servers with other tiers, for one test."""
-    with ExitStack() as stack:
-
-        def start_server(*arguments: Any, **kwargs: Any) -> TesseraServer:
-            server = directory.start(*arguments, **kwargs)
-            stack.callback(server.stop)
-            return server
-
-        yield start_server
-
-
-@pytest.mark.parametrize("kind", ["file", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("s3", *WORKERS))])
-def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
-    kind: str,
-    start: StartServer,
-    tmp_path: Path,
-    oracle: Callable[[str], Oracle],
-    text: Text,
-    request: pytest.FixtureRequest,
+@pytest.mark.serve_with(*STORING)
+def test_chunks_are_exact_from_tiers_and_in_mixtures(
+    server: TesseraServer, oracle: Callable[[str], Oracle], text: Text
 ) -> None:
+    assert_exact_in_mixtures(server, "file", oracle, text)
+
+
+@pytest.mark.matrix
+def test_chunks_are_exact_from_an_object_store(
+    start: StartServer, s3: str, oracle: Callable[[str], Oracle], text: Text, tmp_path: Path
+) -> None:
+    server = start(f"{HOST},s3://bucket/{tmp_path.name}?size=1GiB&timeout=20&endpoint={s3}")
+    assert_exact_in_mixtures(server, "s3", oracle, text)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", WORKERS)
+def test_chunks_of_several_workers_are_exact_from_tiers(
+    kind: str, start: StartServer, oracle: Callable[[str], Oracle], text: Text, tmp_path: Path
+) -> None:
+    with all_cores():
+        tiers, environment = f"{HOST},{FILES.format(folder=tmp_path / 'kv')}", {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+        server = start(tiers, *WORKERS[kind], environment=environment)
+    assert_exact_in_mixtures(server, "file", oracle, text)
+    if kind == "tensor parallel":
+        shared = shared_memory(server.process.pid)
+        assert shared
+        server.process.kill()
+        wait_until_gone(server.process.pid)  # engine and workers notice the kill
+        assert not [path for path in shared if path.exists()]
+
+
+def assert_exact_in_mixtures(server: TesseraServer, name: str, oracle: Callable[[str], Oracle], text: Text) -> None:
     """Mixtures of host memory, a slower tier, the pool and computing."""
-    flags: tuple[str, ...] = ()
-    slower, environment = f"file://{tmp_path}/kv?size=1GiB&timeout=20", {}
-    if kind == "s3":
-        slower = f"s3://bucket/{tmp_path.name}?size=1GiB&timeout=20&endpoint={request.getfixturevalue('s3')}"
-    elif kind in WORKERS:
-        flags, environment = WORKERS[kind], {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-    with all_cores() if kind in WORKERS else nullcontext():
-        server = start(f"host://?size=600KiB&timeout=20,{slower}", *flags, environment=environment)
-    name = slower.partition(":")[0]
     a, b, c, d, e = (text(n) for n in (100, 37, 260, 64, 150))
     for strategy in ("shared", "offset"):
         assert_exact(ask(server, strategy, [a, b, c, d], "What?"), oracle("tiny-llama"), strategy)
@@ -88,22 +84,18 @@ def test_chunks_are_exact_from_whatever_tier_and_in_mixtures(
     assert counted["loaded_bytes"][name] > 0
     assert counted["fills"]["loaded"] > 0
     assert again["cache"]["tokens"]["reused"] > 0
-    if kind == "tensor parallel":
-        shared = shared_memory(server.process.pid)
-        assert shared
-        server.process.kill()
-        wait_until_gone(server.process.pid)  # engine and workers notice the kill
-        assert not [path for path in shared if path.exists()]
 
 
+@pytest.mark.serve_with(*STORING)
 def test_damaged_files_are_computed_anew_and_quarantined(
-    directory: Directory, oracle: Callable[[str], Oracle], text: Text
+    server: TesseraServer, oracle: Callable[[str], Oracle], text: Text
 ) -> None:
-    server, chunks = directory.server, [text(200) for _ in range(6)]
+    """Of chunks too large for the tier in host memory."""
+    folder, chunks = folder_of(server), [text(200) for _ in range(6)]
     answer = ask(server, "shared", chunks, "What?", system="S")
     keys = [str(chunk["key"]) for chunk in answer["cache"]["chunks"]]
     to_sleep(server)
-    files = {key: next(directory.path.glob(f"??/{key}.*")) for key in keys}
+    files = {key: next(folder.glob(f"??/{key}.*")) for key in keys}
     flipped, cut, empty, foreign, formatted, _ = files.values()
     change(flipped, lambda data: data[:-50] + bytes([data[-50] ^ 4]) + data[-49:])
     change(cut, lambda data: data[: len(data) // 2])
@@ -114,7 +106,7 @@ def test_damaged_files_are_computed_anew_and_quarantined(
     assert sorted(origins(answer)) == ["file"] + ["filled"] * 5
     assert_exact(answer, oracle("tiny-llama"), "shared")
     assert server.stats()["counters"]["tiers"]["file"]["corrupt"] == 5
-    assert {path.name.split(".")[0] for path in (directory.path / "quarantine").iterdir()} == set(keys[:5])
+    assert {path.name.split(".")[0] for path in (folder / "quarantine").iterdir()} == set(keys[:5])
     to_sleep(server)
     again = ask(server, "shared", chunks, "What?", system="S")
     assert origins(again) == ["file"] * 6
@@ -207,10 +199,11 @@ def test_a_file_system_that_hangs_is_waited_for_once(
     hanging_tier.says_so(root).unlink()
 
 
+@pytest.mark.serve_with(*STORING)
 def test_a_plan_starts_what_the_question_will_wait_for(
-    directory: Directory, oracle: Callable[[str], Oracle], text: Text
+    server: TesseraServer, oracle: Callable[[str], Oracle], text: Text
 ) -> None:
-    server, (stored, new) = directory.server, (text(300), text(120))
+    stored, new = text(300), text(120)
     ask(server, "shared", [stored], "What?")
     to_sleep(server)
     body = {"chunks": [stored, new], "question": "What?", "cache": {"position_strategy": "shared"}}
@@ -235,10 +228,12 @@ def by_id(server: TesseraServer, *ids: str, status: int = 200) -> dict[str, Any]
 
 @pytest.mark.matrix
 def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_server(
-    directory: Directory, start: StartServer, oracle: Callable[[str], Oracle], text: Text
+    start: StartServer, oracle: Callable[[str], Oracle], text: Text, tmp_path: Path
 ) -> None:
     """Chunks by their text and by their ids."""
-    server, chunks, by_name = directory.server, [text(300), text(120)], {"a": text(260), "b": text(290)}
+    folder = tmp_path / "kv"
+    tiers = FILES.format(folder=folder)
+    server, chunks, by_name = start(tiers), [text(300), text(120)], {"a": text(260), "b": text(290)}
     ask(server, "shared", chunks, "What?")
     given = [{"id": id, "text": text} for id, text in by_name.items()]
     server.client.post("/v1/rag/chunks", json={"system": SYSTEM, "chunks": given})
@@ -257,7 +252,7 @@ def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_ser
     server.process.kill()
     wait_until_gone(server.process.pid)  # its engine notices the kill
 
-    again = start(directory.tiers)
+    again = start(tiers)
     for number in range(0, 50, 10):
         answer = ask(again, "offset", many[number : number + 10], "What?")
         assert set(origins(answer)) <= {"file", "filled"}
@@ -272,7 +267,7 @@ def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_ser
     assert origins(answer) == ["file", "file"]
     assert_exact(answer, oracle("tiny-llama"), "offset")
 
-    other, new = start(directory.tiers), text(200)
+    other, new = start(tiers), text(200)
     given = [{"id": "c", "text": new}]
     again.client.post("/v1/rag/chunks", json={"system": SYSTEM, "chunks": given})
     archived(again)
@@ -282,7 +277,7 @@ def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_ser
     assert statuses(ask(other, "offset", [new], "What?")) == ["hit"]
     key = found["cache"]["chunks"][0]["key"]
     assert other.client.delete(f"/v1/rag/chunks/{key}").status_code == 200
-    assert not list(directory.path.rglob(f"{key}*"))
+    assert not list(folder.rglob(f"{key}*"))
     assert "deleted" in by_id(other, "c", status=410)["error"]["message"]
 
 

@@ -1,36 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers with tiers."""
 
-import itertools
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.engine.conftest import ALWAYS_FETCHING, COMMON
 from tests.engine.server import TesseraServer
 from tests.support.waiting import until
 
+# A machine that runs several tests at once may be slow to read.
+FILES = "file://{folder}?size=1GiB&timeout=20"
+HOST = "host://?size=600KiB&timeout=20"
+"""Holds segments of up to 150 tokens."""
+STORING = ("--chunk-cache-tiers", f"{HOST},{FILES}")
+"""Flags of a shared server, which has a folder of its own (:func:`folder_of`)."""
 
-class Directory:
-    """A directory, with servers of one model that use it as their tier."""
 
-    def __init__(self, stack: ExitStack, folder: Path, model: Path) -> None:
-        """`stack` ends every server."""
-        self._stack = stack
-        self.path = folder / "kv"
-        # A machine that runs several tests at once may be slow to read.
-        self.tiers = f"file://{self.path}?size=1GiB&timeout=20"
-        self._folder, self._model = folder, str(model)
-        self._numbers = itertools.count()
-        self.server = self.start(self.tiers)
-
-    def start(self, tiers: str, *flags: str, wait: bool = True, **kwargs: Any) -> TesseraServer:
-        log = self._folder / f"server-{next(self._numbers)}.log"
-        kwargs.setdefault("serve", ALWAYS_FETCHING)
-        model = (self._model, "--dtype", "float32")
-        server = TesseraServer(log, *model, *COMMON, "--chunk-cache-tiers", tiers, *flags, **kwargs)
-        self._stack.callback(server.stop)
-        return server.wait_ready() if wait else server
+def folder_of(server: TesseraServer) -> Path:
+    """The folder of a server with :data:`STORING`."""
+    return server.log.parent / "kv"
 
 
 def archived(server: TesseraServer) -> dict[str, Any]:
