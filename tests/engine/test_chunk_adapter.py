@@ -128,7 +128,7 @@ def test_from_a_tier_and_never_without_the_adapter(
     archived(plain)
 
 
-@pytest.mark.parametrize("placement", ["in-place", "attend"])
+@pytest.mark.parametrize("placement", [pytest.param("in-place", marks=pytest.mark.matrix), "attend"])
 def test_placements_and_evictions(placement: str, serve: Serve, adapter: ChunkAdapter, oracle: Any, text: Text) -> None:
     flags = ("--chunk-cache-placement", placement, "--block-size", "32", *SMALL)
     server = serve("tiny-llama", "--chunk-adapter", str(adapter.folder), *flags)
