@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from app.access.tenants import hash_of
 from app.cli import main as tessera
 from engine_ext.wire.prefix import is_block
 from tests.engine.server import TesseraServer, wait_until_gone
 from tests.support.exactness import ask, assert_exact, statuses
 from tests.support.prefixes import STEPS, complete, settle, tokens_of
-from tests.support.tenants import KEYS, TENANTS, key_of
+from tests.support.tenants import key_of, tenants_file
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.matrix
@@ -95,9 +94,8 @@ def test_a_conversation_continues_after_eviction_and_restart(tier: TierFolder, o
 
 
 def test_only_the_same_salt_tenant_and_model_find_a_prompt(tier: TierFolder, text: Text, tmp_path: Path) -> None:
-    tenants = tmp_path / "tenants.toml"
-    tenants.write_text(TENANTS.format(**{name: hash_of(key) for name, key in KEYS.items()}))
-    server = tier.start("tiny-llama", "--tenants", str(tenants))
+    tenants = tenants_file(tmp_path)
+    server = tier.start("tiny-llama", "--tenants", tenants)
     server.client.headers.update(key_of("root"))
     prompt = tokens_of(server, text(1000))
     wanted = [("acme", {}), ("acme", {"cache_salt": "mine"})]
@@ -105,7 +103,7 @@ def test_only_the_same_salt_tenant_and_model_find_a_prompt(tier: TierFolder, tex
         complete(server, prompt, headers=key_of(name), **fields)
     settle(server)
     server.stop()
-    server = tier.start("tiny-llama", "--tenants", str(tenants))
+    server = tier.start("tiny-llama", "--tenants", tenants)
     server.client.headers.update(key_of("root"))
     others = [("beta", {}), ("acme", {"cache_salt": "other"}), ("beta", {"cache_salt": "mine"}), ("root", {})]
     for name, fields in others:
@@ -118,7 +116,7 @@ def test_only_the_same_salt_tenant_and_model_find_a_prompt(tier: TierFolder, tex
     server.post("/v1/cache/clear", {"namespace": "acme"})
     assert len(before) > len(tier.blocks()) > 0
     server.stop()
-    server = tier.start("tiny-qwen3", "--tenants", str(tenants))
+    server = tier.start("tiny-qwen3", "--tenants", tenants)
     server.client.headers.update(key_of("root"))
     assert complete(server, prompt, headers=key_of("beta"), max_tokens=1)[0] == 0
 

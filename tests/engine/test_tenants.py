@@ -2,19 +2,16 @@
 """Tenants share only the engine: no hit, list or deletion across tenants, and no trace in metrics or logs."""
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.access.tenants import hash_of
 from tests.engine.server import TesseraServer
-from tests.support.tenants import KEYS, TENANTS, key_of
+from tests.support.tenants import KEYS, LIMITED, key_of, tenants_file
 
 Text = Callable[[int], str]
 
@@ -22,16 +19,13 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def tenants_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tenants") / "tenants.toml"
-    path.write_text(TENANTS.format(**{name: hash_of(key) for name, key in KEYS.items()}))
-    return path
+def tenants(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tenants_file(tmp_path_factory.mktemp("tenants"))
 
 
 @pytest.fixture
-def server(serve: Any, tenants_file: Path) -> TesseraServer:
-    flags = ("--tenants", str(tenants_file))
-    server = serve("tiny-llama", *flags, environment={"TESSERA_LOG_LEVEL": "INFO"})
+def server(serve: Any, tenants: str) -> TesseraServer:
+    server = serve("tiny-llama", "--tenants", tenants, environment={"TESSERA_LOG_LEVEL": "INFO"})
     server.client.headers.update(key_of("root"))
     return server
 
@@ -194,66 +188,57 @@ def test_a_tenant_that_has_its_share_of_the_pool_gives_up_its_own(server: Tesser
 
 def test_a_tenant_that_has_used_up_its_tokens_waits(server: TesseraServer, text: Text) -> None:
     body = {"model": server.model, "prompt": text(300), "max_tokens": 2}
-    with acting(server, "small"):
+    with acting(server, LIMITED[0]):
         server.post("/v1/completions", body)
-    status, said = error(server, "small", "POST", "/v1/completions", json=body)
+    status, said = error(server, LIMITED[0], "POST", "/v1/completions", json=body)
     assert (status, said["reason"]) == (429, "limit_exceeded")
     num_cached(server, "acme", text(300))
 
 
 @pytest.mark.parametrize(
-    ("per_minute", "path", "more"),
+    ("name", "path", "more"),
     [
-        (110, "/v1/completions", {"prompt": "{text}"}),
-        (120, "/v1/rag/chat", {"chunks": ["{text}"], "question": "Why?"}),
-        (130, "/v1/rag/plan", {"chunks": ["{text}"], "question": "Why?", "prefetch": True}),
+        (LIMITED[1], "/v1/completions", {"prompt": "{text}"}),
+        (LIMITED[2], "/v1/rag/chat", {"chunks": ["{text}"], "question": "Why?"}),
+        (LIMITED[3], "/v1/rag/plan", {"chunks": ["{text}"], "question": "Why?", "prefetch": True}),
     ],
 )
 def test_of_requests_at_once_one_runs_into_debt(
-    server: TesseraServer, tenants_file: Path, text: Text, per_minute: int, path: str, more: dict[str, Any]
+    server: TesseraServer, text: Text, name: str, path: str, more: dict[str, Any]
 ) -> None:
     """Each may start while tokens are left, which only the first takes."""
     asked = json.dumps({"model": server.model, "max_tokens": 2, **more})
     bodies = [asked.replace("{text}", text(300)) for _ in range(6)]
-    before = tenants_file.read_text()
-    tenants_file.write_text(before.replace("tokens_per_minute = 100", f"tokens_per_minute = {per_minute}"))
-    try:
-        time.sleep(1.5)  # the file is checked again after a second
-        with acting(server, "small"), ThreadPoolExecutor(6) as threads:
-            answers = list(threads.map(lambda body: server.client.post(path, content=body, headers=JSON), bodies))
-    finally:
-        tenants_file.write_text(before)
+    with acting(server, name), ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda body: server.client.post(path, content=body, headers=JSON), bodies))
     assert Counter(answer.status_code for answer in answers) == {200: 1, 429: 5}
     for answer in answers:
         assert (answer.status_code == 200) != ("retry-after" in answer.headers)
 
 
 @pytest.mark.parametrize(
-    ("per_minute", "path", "more"),
+    ("name", "path", "more"),
     [
-        (140, "/v1/rag/chat", {"chunks": [{"text": "a", "context": "{text}"}], "question": "Why?"}),
-        (150, "/v1/rag/plan", {"chunks": [{"text": "a", "context": "{text}"}], "question": "Why?", "prefetch": True}),
-        (160, "/v1/rag/chunks", {"chunks": [{"text": "a", "context": "{text}"}]}),
-        (170, "/v1/rag/chunks", {"chunks": ["a"], "system": "{text}"}),
-        (180, "/v1/completions", {"prompt": "a", "n": 64, "max_tokens": 8, "ignore_eos": True}),
+        (LIMITED[4], "/v1/rag/chat", {"chunks": [{"text": "a", "context": "{text}"}], "question": "Why?"}),
+        (
+            LIMITED[5],
+            "/v1/rag/plan",
+            {"chunks": [{"text": "a", "context": "{text}"}], "question": "Why?", "prefetch": True},
+        ),
+        (LIMITED[6], "/v1/rag/chunks", {"chunks": [{"text": "a", "context": "{text}"}]}),
+        (LIMITED[7], "/v1/rag/chunks", {"chunks": ["a"], "system": "{text}"}),
+        (LIMITED[8], "/v1/completions", {"prompt": "a", "n": 64, "max_tokens": 8, "ignore_eos": True}),
+        (LIMITED[9], "/v1/completions", {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}),
     ],
 )
 def test_all_that_is_computed_is_charged(
-    server: TesseraServer, tenants_file: Path, text: Text, per_minute: int, path: str, more: dict[str, Any]
+    server: TesseraServer, text: Text, name: str, path: str, more: dict[str, Any]
 ) -> None:
-    """Contexts, system prompts and further answers, too."""
-    before = tenants_file.read_text()
-    small = '[small]\nroles = ["chat", "ingest"]'
-    changed = before.replace("[small]", small).replace("tokens_per_minute = 100", f"tokens_per_minute = {per_minute}")
-    tenants_file.write_text(changed)
-    try:
-        time.sleep(1.5)  # the file is checked again after a second
-        with acting(server, "small"):
-            body = json.dumps({"model": server.model, **more}).replace("{text}", text(400))
-            assert server.client.post(path, content=body, headers=JSON).status_code == 200
-            again = server.client.post("/v1/completions", json={"model": server.model, "prompt": "a", "max_tokens": 1})
-    finally:
-        tenants_file.write_text(before)
+    """Contexts, system prompts, further answers and streams, too."""
+    body = json.dumps({"model": server.model, **more}).replace("{text}", text(400))
+    with acting(server, name):
+        assert server.client.post(path, content=body, headers=JSON).status_code == 200
+        again = server.client.post("/v1/completions", json={"model": server.model, "prompt": "a", "max_tokens": 1})
     assert again.status_code == 429
     assert int(again.headers["retry-after"]) > 60
 
@@ -263,23 +248,6 @@ def test_no_more_answers_than_run_at_once(server: TesseraServer) -> None:
     status, said = error(server, "acme", "POST", "/v1/completions", json=body)
     assert (status, said["reason"]) == (400, "bad_request")
     assert "answers run at once" in said["message"]
-
-
-def test_streamed_tokens_count_too(server: TesseraServer, tenants_file: Path, text: Text) -> None:
-    before = tenants_file.read_text()
-    tenants_file.write_text(before.replace("tokens_per_minute = 100", "tokens_per_minute = 200"))
-    body = {"model": server.model, "prompt": text(20), "max_tokens": 190, "ignore_eos": True, "stream": True}
-    try:
-        statuses, deadline = [], time.monotonic() + 60  # the file is checked again after a second
-        while time.monotonic() < deadline:
-            with acting(server, "small"), server.client.stream("POST", "/v1/completions", json=body) as response:
-                statuses.append(response.status_code)
-                response.read()
-            if statuses[-2:] == [200, 429]:
-                break
-        assert statuses[-2:] == [200, 429]
-    finally:
-        tenants_file.write_text(before)
 
 
 def test_neither_metrics_nor_log_tell_of_tenants_and_documents(server: TesseraServer, text: Text) -> None:
