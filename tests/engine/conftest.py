@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines and models shared by the engine tests."""
 
-import itertools
 import random
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from machine.server_process import TESSERA_SERVE
 from tests.engine.server import ServerPool, TesseraServer
 from tests.engine.sharing import Engine, SharedServer, engine_of, in_order
 from tests.oracle import Oracle
+from tests.processes import end
 
 MAX_MODEL_LEN = 8192
 COMMON = (
@@ -101,18 +100,27 @@ def server(shared: SharedServer, shared_engine: Engine) -> TesseraServer:
 
 @pytest.fixture
 def start(tmp_path: Path, model_path: Callable[[str], Path]) -> Iterator[Callable[..., TesseraServer]]:
-    """Starts servers with tiers for one test: `start("host://?size=1GiB")`."""
-    numbers = itertools.count()
-    with ExitStack() as stack:
+    """Starts servers for one test, and returns before they are ready: `start("--no-chunk-cache")`."""
+    started: list[TesseraServer] = []
 
-        def start_server(tiers: str, *flags: str, wait: bool = True, **options: Any) -> TesseraServer:
-            log, model = tmp_path / f"server-{next(numbers)}.log", arguments_of(model_path("tiny-llama"))
-            options = {"serve": ALWAYS_FETCHING, **options}
-            server = TesseraServer(log, *model, "--chunk-cache-tiers", tiers, *flags, **options)
-            stack.callback(server.stop)
-            return server.wait_ready() if wait else server
+    def start_server(*flags: str, **options: Any) -> TesseraServer:
+        log = tmp_path / f"server-{len(started)}.log"
+        started.append(TesseraServer(log, *arguments_of(model_path("tiny-llama")), *flags, **options))
+        return started[-1]
 
-        yield start_server
+    yield start_server
+    for server in started:
+        end(server.process)
+
+
+@pytest.fixture
+def start_with_tiers(start: Callable[..., TesseraServer]) -> Callable[..., TesseraServer]:
+    """Servers with tiers for one test, which are ready: `start_with_tiers("host://?size=1GiB")`."""
+
+    def start_server(tiers: str, *flags: str, **options: Any) -> TesseraServer:
+        return start("--chunk-cache-tiers", tiers, *flags, **{"serve": ALWAYS_FETCHING, **options}).wait_ready()
+
+    return start_server
 
 
 @pytest.fixture(scope="module")

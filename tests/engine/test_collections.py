@@ -57,13 +57,13 @@ def test_openai_endpoints_and_follow_up_questions(server: TesseraServer) -> None
 
 
 def test_a_restart_computes_nothing_and_a_changed_file_only_its_passages(
-    server: TesseraServer, start: Callable[..., TesseraServer]
+    server: TesseraServer, start_with_tiers: Callable[..., TesseraServer]
 ) -> None:
     files = {"falcon.md": FALCON, "owls.txt": OWLS}
     put(server, "lasting", files, system="You know birds.", max_tokens="48")
     (id,) = [each["id"] for each in ask(server, "lasting", "access code", 1)["cache"]["retrieved"]]
     archived(server)
-    again = start(FILES.format(folder=folder_of(server)))
+    again = start_with_tiers(FILES.format(folder=folder_of(server)))
     report = ask(again, "lasting", "What is the access code of Falcon?")["cache"]
     assert report["tokens"]["fill_computed"] == 0
     named = again.chat(system="You know birds.", chunks=[{"id": id}], question="What?", max_tokens=1)["cache"]
@@ -181,12 +181,14 @@ def test_a_folder_is_ingested_from_the_shell(server: TesseraServer, tmp_path: Pa
 
 
 @pytest.mark.matrix
-def test_a_pool_that_is_too_small_for_a_folder_is_told(start: Callable[..., TesseraServer], tmp_path: Path) -> None:
+def test_a_pool_that_is_too_small_for_a_folder_is_told(
+    start_with_tiers: Callable[..., TesseraServer], tmp_path: Path
+) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
     for number in range(40):
         (folder / f"{number}.txt").write_text(f"{number} owls hunt at night. Their faces are white. " * 8)
-    server = start(FILES.format(folder=tmp_path / "kv"), "--chunk-cache-memory", "4MiB")
+    server = start_with_tiers(FILES.format(folder=tmp_path / "kv"), "--chunk-cache-memory", "4MiB")
     code, said = ingest(server, folder)
     evicted = server.stats()["counters"]["removals"]["evicted"]
     assert (code, f"the pool was too small: {evicted} chunks left it" in said, evicted > 0) == (0, True, True), said

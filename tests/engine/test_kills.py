@@ -17,14 +17,14 @@ import psutil
 import pytest
 
 from tests.cores import all_cores
-from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
-from tests.processes import end, frozen
+from tests.processes import frozen
 from tests.support.parallel import WORKERS
 from tests.support.waiting import until
 
 Text = Callable[[int], str]
 StartServer = Callable[..., TesseraServer]
+SLOW = ("--max-num-batched-tokens", "128")
 WORKS_FOR_LONG = {"max_tokens": 6000, "temperature": 0, "ignore_eos": True}
 DIED = "The engine has died; the server ends."
 
@@ -91,21 +91,6 @@ def load(server: TesseraServer, text: Text) -> Iterator[list[Asked]]:
         thread.join()
 
 
-@pytest.fixture
-def start(model_path: Callable[[str], Path], tmp_path: Path) -> Iterator[StartServer]:
-    started = []
-
-    def start_server(*flags: str, **kwargs: Any) -> TesseraServer:
-        slow = ("--max-num-batched-tokens", "128")
-        arguments = [str(model_path("tiny-llama")), "--dtype", "float32", *COMMON, *slow, *flags]
-        started.append(TesseraServer(tmp_path / "server.log", *arguments, **kwargs))
-        return started[-1]
-
-    yield start_server
-    for server in started:
-        end(server.process)
-
-
 def engine_core(server: TesseraServer) -> psutil.Process:
     return named("EngineCore", psutil.Process(server.process.pid).children())
 
@@ -144,7 +129,7 @@ def being_computed(server: TesseraServer) -> list[dict[str, Any]]:
 
 def test_an_engine_core_that_is_killed(start: StartServer, text: Text) -> None:
     """The server reports the error to all clients and exits with 1."""
-    server = start().wait_ready()
+    server = start(*SLOW).wait_ready()
     group = server.process.pid
     with load(server, text) as asked:
         engine_core(server).kill()
@@ -162,7 +147,7 @@ def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
     """As when out of memory. The server is set to stay, for requests after the engine's death."""
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
     with all_cores():
-        server = start(*WORKERS["tensor parallel"], environment=environment).wait_ready()
+        server = start(*SLOW, *WORKERS["tensor parallel"], environment=environment).wait_ready()
     group, shared = server.process.pid, shared_memory(server.process.pid)
     assert shared
     with load(server, text) as asked:
@@ -184,7 +169,7 @@ def test_a_worker_that_is_killed(start: StartServer, text: Text) -> None:
 @pytest.mark.matrix
 def test_a_server_that_is_killed_while_it_starts(start: StartServer) -> None:
     """Also without the chunk cache."""
-    server = start("--no-chunk-cache", environment={"VLLM_LOGGING_LEVEL": "INFO"})
+    server = start(*SLOW, "--no-chunk-cache", environment={"VLLM_LOGGING_LEVEL": "INFO"})
     until(lambda: "Initializing a V1 LLM engine" in server.log.read_text(), 300)  # the engine core's first words
     server.process.kill()
     server.stop()
@@ -196,7 +181,7 @@ def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServe
     """Including an answer that waits for chunks, and an ingestion's started chunks; new requests are refused."""
     folder = tmp_path / "kv"
     tiers = ("--chunk-cache-tiers", f"file://{folder}?size=1GiB")
-    server = start("--shutdown-timeout", "300", *tiers).wait_ready()
+    server = start(*SLOW, "--shutdown-timeout", "300", *tiers).wait_ready()
     brief = {"max_tokens": 600, "temperature": 0, "ignore_eos": True}
     rag = {"chunks": [text(200)], "question": "What?", **brief}
     chat = {"messages": [{"role": "user", "content": text(50)}], **brief}

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from machine.server_process import last_words
-from tests.engine.conftest import arguments_of
 from tests.engine.server import TesseraServer
 
 _DETAILS = re.compile(r"^\((?:MainProcess|EngineCore|VllmWorker-\d) pid=\d+\) INFO ", re.M)
@@ -44,9 +43,8 @@ def test_the_level_info_brings_details_back(server: TesseraServer) -> None:
 
 
 @pytest.mark.matrix
-def test_a_failed_start_says_why_and_where_the_log_is(model_path: Callable[[str], Path], tmp_path: Path) -> None:
-    flags = [*arguments_of(model_path("tiny-llama")), "--kv-cache-memory-bytes", "1K"]
-    server = TesseraServer(tmp_path / "server.log", *flags)
+def test_a_failed_start_says_why_and_where_the_log_is(start: Callable[..., TesseraServer]) -> None:
+    server = start("--kv-cache-memory-bytes", "1K")
     assert server.process.wait(300) == 1
     said = server.log.read_text()
     last = last_words(server.log)

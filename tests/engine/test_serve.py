@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +20,8 @@ from app.server import claim_address
 from machine.server_process import ROOT, reserved_port
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer, token_logprobs, wait_until_gone
-from tests.processes import end
 from tests.support.exactness import ask, assert_exact, statuses
 from tests.support.waiting import until
-
-
-@pytest.fixture
-def start(model_path: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[..., TesseraServer]]:
-    started = []
-
-    def start_server(*flags: str, **kwargs: Any) -> TesseraServer:
-        arguments = [str(model_path("tiny-llama")), "--dtype", "float32", *COMMON, *flags]
-        started.append(TesseraServer(tmp_path / "server.log", *arguments, **kwargs))
-        return started[-1]
-
-    yield start_server
-    for server in started:
-        end(server.process)
 
 
 @pytest.mark.matrix

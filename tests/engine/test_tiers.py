@@ -39,20 +39,20 @@ def test_chunks_are_exact_from_tiers_and_in_mixtures(
 
 @pytest.mark.matrix
 def test_chunks_are_exact_from_an_object_store(
-    start: StartServer, s3: str, oracle: Callable[[str], Oracle], text: Text, tmp_path: Path
+    start_with_tiers: StartServer, s3: str, oracle: Callable[[str], Oracle], text: Text, tmp_path: Path
 ) -> None:
-    server = start(f"{HOST},s3://bucket/{tmp_path.name}?size=1GiB&timeout=20&endpoint={s3}")
+    server = start_with_tiers(f"{HOST},s3://bucket/{tmp_path.name}?size=1GiB&timeout=20&endpoint={s3}")
     assert_exact_in_mixtures(server, "s3", oracle, text)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", WORKERS)
 def test_chunks_of_several_workers_are_exact_from_tiers(
-    kind: str, start: StartServer, oracle: Callable[[str], Oracle], text: Text, tmp_path: Path
+    kind: str, start_with_tiers: StartServer, oracle: Callable[[str], Oracle], text: Text, tmp_path: Path
 ) -> None:
     with all_cores():
         tiers, environment = f"{HOST},{FILES.format(folder=tmp_path / 'kv')}", {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-        server = start(tiers, *WORKERS[kind], environment=environment)
+        server = start_with_tiers(tiers, *WORKERS[kind], environment=environment)
     assert_exact_in_mixtures(server, "file", oracle, text)
     if kind == "tensor parallel":
         shared = shared_memory(server.process.pid)
@@ -115,13 +115,13 @@ def test_damaged_files_are_computed_anew_and_quarantined(
 
 @pytest.mark.matrix
 def test_who_writes_to_a_keyed_tier_can_make_an_answer_slower_never_different(
-    start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
+    start_with_tiers: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
 ) -> None:
     """Every kind of file, with values that have a right checksum."""
     key = tmp_path / "key"
     key.write_text("a secret of servers")
     flags = (f"file://{tmp_path}/kv?size=1GiB&timeout=20", "--tier-key", str(key))
-    server, chunks, named = start(*flags), [text(200) for _ in range(4)], text(150)
+    server, chunks, named = start_with_tiers(*flags), [text(200) for _ in range(4)], text(150)
     prompt = {"model": "tiny-llama", "prompt": text(600), "max_tokens": STEPS, "temperature": 0}
     asked = [ask(server, "shared", chunks, "What?", system="S"), server.post("/v1/completions", prompt)]
     server.ingest([{"id": "mill", "text": named}], system=SYSTEM)
@@ -133,7 +133,7 @@ def test_who_writes_to_a_keyed_tier_can_make_an_answer_slower_never_different(
     assert len({len(path.name) for path in files}) >= 3, "not every kind"
     for number, path in enumerate(files):
         change(path, lambda data, number=number: forged(data, signed=number % 2 == 0))
-    again = start(*flags)
+    again = start_with_tiers(*flags)
     answer = ask(again, "shared", chunks, "What?", system="S")
     assert origins(answer) == ["filled"] * 4
     assert_exact(answer, oracle("tiny-llama"), "shared")
@@ -164,7 +164,7 @@ def given_up(events: dict[str, int]) -> int:
 
 @pytest.mark.matrix
 def test_a_file_system_that_hangs_is_waited_for_once(
-    start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
+    start_with_tiers: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
 ) -> None:
     """With a third-party tier."""
     package, root = tmp_path / "hanging-1.dist-info", tmp_path / "kv"
@@ -172,7 +172,7 @@ def test_a_file_system_that_hangs_is_waited_for_once(
     (package / "METADATA").write_text(hanging_tier.METADATA)
     (package / "entry_points.txt").write_text(hanging_tier.ENTRY_POINTS)
     environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    server = start(f"{hanging_tier.SCHEME}://{root}?size=1GiB", environment=environment, serve=TESSERA_SERVE)
+    server = start_with_tiers(f"{hanging_tier.SCHEME}://{root}?size=1GiB", environment=environment, serve=TESSERA_SERVE)
     chunks = [text(200) for _ in range(4)]
     ask(server, "shared", chunks, "What?", system="S")
     to_sleep(server)
@@ -189,7 +189,7 @@ def test_a_file_system_that_hangs_is_waited_for_once(
     assert given_up(after) == given_up(happened)
     # While chunks are prefetched, and while a server starts that looks for ids there.
     to_sleep(server)
-    for each in (server, start(f"{hanging_tier.SCHEME}://{root}?size=1GiB", environment=environment)):
+    for each in (server, start_with_tiers(f"{hanging_tier.SCHEME}://{root}?size=1GiB", environment=environment)):
         body = {"system": SYSTEM, "chunks": [text(90), *chunks], "question": "What?"}
         plan = {**body, "cache": {"position_strategy": "shared"}, "prefetch": True}
         assert each.post("/v1/rag/plan", plan)["prefetching"] > 0
@@ -228,12 +228,12 @@ def by_id(server: TesseraServer, *ids: str, status: int = 200) -> dict[str, Any]
 
 @pytest.mark.matrix
 def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_server(
-    start: StartServer, oracle: Callable[[str], Oracle], text: Text, tmp_path: Path
+    start_with_tiers: StartServer, oracle: Callable[[str], Oracle], text: Text, tmp_path: Path
 ) -> None:
     """Chunks by their text and by their ids."""
     folder = tmp_path / "kv"
     tiers = FILES.format(folder=folder)
-    server, chunks, by_name = start(tiers), [text(300), text(120)], {"a": text(260), "b": text(290)}
+    server, chunks, by_name = start_with_tiers(tiers), [text(300), text(120)], {"a": text(260), "b": text(290)}
     ask(server, "shared", chunks, "What?")
     given = [{"id": id, "text": text} for id, text in by_name.items()]
     server.client.post("/v1/rag/chunks", json={"system": SYSTEM, "chunks": given})
@@ -252,7 +252,7 @@ def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_ser
     server.process.kill()
     wait_until_gone(server.process.pid)  # its engine notices the kill
 
-    again = start(tiers)
+    again = start_with_tiers(tiers)
     for number in range(0, 50, 10):
         answer = ask(again, "offset", many[number : number + 10], "What?")
         assert set(origins(answer)) <= {"file", "filled"}
@@ -267,7 +267,7 @@ def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_ser
     assert origins(answer) == ["file", "file"]
     assert_exact(answer, oracle("tiny-llama"), "offset")
 
-    other, new = start(tiers), text(200)
+    other, new = start_with_tiers(tiers), text(200)
     given = [{"id": "c", "text": new}]
     again.client.post("/v1/rag/chunks", json={"system": SYSTEM, "chunks": given})
     archived(again)
@@ -287,14 +287,14 @@ def change(path: Path, how: Callable[[bytes], bytes]) -> None:
 
 @pytest.mark.matrix
 def test_a_full_disk_and_one_that_can_not_be_written_to_cost_nothing_but_the_tier(
-    start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
+    start_with_tiers: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
 ) -> None:
     folder = tmp_path / "kv"
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)], check=False).returncode:
         pytest.skip("no file system can be mounted here")
     try:
-        server, chunks = start(f"file://{folder}?size=1GiB"), [text(300), text(200)]
+        server, chunks = start_with_tiers(f"file://{folder}?size=1GiB"), [text(300), text(200)]
         answer = ask(server, "shared", chunks, "What?")
         assert statuses(answer) == ["filled"] * 2
         assert archived(server)["counters"]["tiers"]["file"]["store_failed"] >= 1
@@ -310,7 +310,7 @@ def test_a_full_disk_and_one_that_can_not_be_written_to_cost_nothing_but_the_tie
 
 @pytest.mark.matrix
 def test_a_wrong_configuration_stops_the_start_in_one_line(start: StartServer) -> None:
-    server = start("file:///proc/nowhere?size=1GiB", wait=False)
+    server = start("--chunk-cache-tiers", "file:///proc/nowhere?size=1GiB")
     assert server.process.wait(120) == 2
     (said,) = [line for line in server.log.read_text().splitlines() if line.startswith("tessera: ")]
     assert "/proc/nowhere: No such file or directory" in said
@@ -318,12 +318,16 @@ def test_a_wrong_configuration_stops_the_start_in_one_line(start: StartServer) -
 
 @pytest.mark.matrix
 def test_replicas_that_share_a_directory_share_what_is_in_it_by_the_registry(
-    start: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text, redis_server: RedisServer
+    start_with_tiers: StartServer,
+    tmp_path: Path,
+    oracle: Callable[[str], Oracle],
+    text: Text,
+    redis_server: RedisServer,
 ) -> None:
     # A busy machine may answer late, which would count as a lost registry: replicas would take other ids.
     registry, patient = ("--registry", redis_server.url), {"REGISTRY": json.dumps({"timeout_s": 10})}
     tiers = f"file://{tmp_path}/kv?size=1GiB"
-    replicas = {name: start(tiers, *registry, "--replica-name", name, environment=patient) for name in "ab"}
+    replicas = {name: start_with_tiers(tiers, *registry, "--replica-name", name, environment=patient) for name in "ab"}
     with ExitStack() as stack:
         route = ("tests.engine.always_fetching", "route")
         router = ServerProcess(tmp_path / "router.log", *registry, serve=route, environment=patient)

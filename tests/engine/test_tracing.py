@@ -6,13 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer
+from tests.support.waiting import until
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -64,22 +63,14 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def server(
-    collector: Collector, model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TesseraServer]:
+def server(collector: Collector, serve: Callable[..., TesseraServer]) -> TesseraServer:
+    environment = {
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+        "OTEL_BSP_SCHEDULE_DELAY": "100",
+        "TESSERA_LOG_LEVEL": "INFO",
+    }
     flags = ("--otlp-traces-endpoint", collector.url, "--log-format", "json")
-    started = TesseraServer(
-        tmp_path_factory.mktemp("observed") / "server.log",
-        str(model_path("tiny-llama")),
-        *("--dtype", "float32", *COMMON, *flags),
-        environment={
-            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
-            "OTEL_BSP_SCHEDULE_DELAY": "100",
-            "TESSERA_LOG_LEVEL": "INFO",
-        },
-    )
-    yield started.wait_ready()
-    started.stop()
+    return serve("tiny-llama", *flags, environment=environment)
 
 
 def ask(server: TesseraServer, trace_id: str, *chunks: str, **body: Any) -> dict[str, Any]:
@@ -135,17 +126,15 @@ def test_spans_of_a_request_in_full_attention(server: TesseraServer, collector: 
 
 def test_a_caller_without_a_trace_gets_one(server: TesseraServer, collector: Collector, text: Any) -> None:
     answer = server.chat(chunks=[text(90)], question="?", max_tokens=1)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for span in list(collector.spans):
-            if span.name == "tessera.request" and attributes(span).get("tessera.request_id") == answer["id"]:
-                assert span.parent_span_id == b""
-                collector.trace(
-                    span.trace_id.hex(), "tessera.request", "tessera.plan", "tessera.fill", *["llm_request"] * 2
-                )
-                return
-        time.sleep(0.1)
-    raise AssertionError("no span for the request")
+
+    def requests() -> list[Span]:
+        named = [span for span in list(collector.spans) if span.name == "tessera.request"]
+        return [span for span in named if attributes(span).get("tessera.request_id") == answer["id"]]
+
+    until(lambda: len(requests()) == 1, 30)
+    (span,) = requests()
+    assert span.parent_span_id == b""
+    collector.trace(span.trace_id.hex(), "tessera.request", "tessera.plan", "tessera.fill", *["llm_request"] * 2)
 
 
 def test_each_request_is_a_json_record(server: TesseraServer, text: Any) -> None:
