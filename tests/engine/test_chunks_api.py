@@ -142,11 +142,8 @@ def test_an_id_has_one_text(server: TesseraServer, namespace: str) -> None:
 
 BAD_BODIES = [
     ({"chunks": []}, "chunks"),
-    ({"chunks": ["a"] * 5001}, "chunks"),
-    ({"chunks": [""]}, "chunks.0.text"),
+    ({"chunks": ["a"] * (MOST_DOCUMENTS + 1)}, "chunks"),
     ({"chunks": ["a", {"text": " \n"}]}, "chunks.1.text"),
-    ({"chunks": [{"title": "T"}]}, "chunks.0.text"),
-    ({"chunks": "a"}, "chunks"),
     ({"chunks": [["a"]]}, "chunks.0"),
     ({"chunks": [{"id": "", "text": "a"}]}, "chunks.0"),
     ({"chunks": [{"id": "x" * 1025, "text": "a"}]}, "chunks.0"),
@@ -156,7 +153,6 @@ BAD_BODIES = [
     ({"pin": "always"}, "pin"),
     ({"colour": "red"}, "colour"),
     ({"messages": []}, "messages"),
-    ({"cache": {"scope": "none"}}, "cache.scope"),
     ({"system": "x" * 9000}, "chunks"),
 ]
 
@@ -173,19 +169,6 @@ def test_a_time_to_live_that_json_has_no_number_for_is_refused(ttl: str, server:
     response = server.client.post("/v1/rag/chunks", content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
     server.get("/v1/rag/chunks")  # which shows when chunks expire
-
-
-@pytest.mark.parametrize("content", [b"{", b"[]", b'"text"', b"\xff\xfe"])
-@pytest.mark.parametrize("path", ["/v1/rag/chunks", "/v1/rag/plan", "/v1/cache/clear"])
-def test_malformed_bodies(path: str, content: bytes, server: TesseraServer) -> None:
-    response = server.client.post(path, content=content, headers={"content-type": "application/json"})
-    assert response.status_code == 400
-    assert response.json()["error"]["code"] == 400
-
-
-def test_a_call_with_too_many_chunks_names_the_limit(server: TesseraServer) -> None:
-    message = error_of(server, "/v1/rag/chunks", {"chunks": ["a"] * (MOST_DOCUMENTS + 1)}, 400)
-    assert f"at most {MOST_DOCUMENTS} chunks, not {MOST_DOCUMENTS + 1}" in message
 
 
 @pytest.mark.serve_with(*SMALL)
@@ -256,61 +239,18 @@ def test_the_parts_of_a_long_document_are_chunks(
 
 
 def test_pages_cover_everything_once(server: TesseraServer, namespace: str, text: Text) -> None:
+    """tests/app/catalog has what comes and goes meanwhile, and the filters."""
     lines, _ = server.ingest([text(20) for _ in range(23)], cache={"namespace": namespace})
     keys = [line["key"] for line in lines]
-    for limit in (1, 5, 23, 24, 1000):
-        got = [[entry["key"] for entry in page] for page in pages(server, limit, namespace=namespace, kind="chunk")]
-        assert [key for page in got for key in page] == keys, "oldest first"
-        assert {len(page) for page in got[:-1]} <= {limit}
+    got = [[entry["key"] for entry in page] for page in pages(server, 5, namespace=namespace, kind="chunk")]
+    assert [key for page in got for key in page] == keys, "oldest first"
+    assert {len(page) for page in got[:-1]} == {5}
     assert len(listed(server, namespace=namespace)) == 24  # with the system segment
     assert set(keys) < set(listed(server))
 
 
-def test_pages_cover_what_stays_once_while_entries_come_and_go(
-    server: TesseraServer, namespace: str, text: Text
-) -> None:
-    lines, _ = server.ingest([text(20) for _ in range(20)], cache={"namespace": namespace})
-    keys = [line["key"] for line in lines]
-    seen: list[str] = []
-    gone, new = set(), set()
-    for page in pages(server, 3, namespace=namespace, kind="chunk"):
-        seen += [entry["key"] for entry in page]
-        if len(new) < 4:
-            # The page's last entry (the cursor), an entry of the page, an entry still to come; and a new entry.
-            later = next(key for key in reversed(keys) if key not in seen and key not in gone)
-            for key in (seen[-1], seen[-2], later):
-                assert server.client.delete(f"/v1/rag/chunks/{key}").status_code == 200
-                gone.add(key)
-            new.add(server.ingest([text(20)], cache={"namespace": namespace})[0][0]["key"])
-    assert len(seen) == len(set(seen))
-    assert set(keys) - gone <= set(seen)
-    assert new <= set(seen)
-
-
-@pytest.mark.serve_with(*SMALL)
-def test_a_list_can_be_filtered(small: TesseraServer, text: Text) -> None:
-    one = {"cache": {"namespace": "one"}}
-    (pinned, plain), _ = small.ingest([{"id": "p", "text": text(9)}, text(9)], **one, pin=True)
-    (other,), _ = small.ingest([{"id": "p", "text": text(9)}], cache={"namespace": "two"})
-    keys = {pinned["key"], plain["key"]}
-    assert set(listed(small, namespace="one", kind="chunk")) == keys
-    assert set(listed(small, pinned="true")) == keys
-    assert set(listed(small, pinned="false", kind="chunk")) == {other["key"]}
-    assert set(listed(small, id="p")) == {pinned["key"], other["key"]}
-    assert listed(small, id="p", namespace="two") == [other["key"]]
-    assert listed(small, id="nobody") == []
-    assert listed(small, state="filling") == []
-    assert len(listed(small, state="ready")) == 5
-    assert len(listed(small, kind="system")) == 2
-
-
-@pytest.mark.parametrize(
-    "params",
-    [{"limit": 0}, {"limit": 1001}, {"limit": "x"}, {"cursor": "x"}, {"state": "x"}, {"kind": "x"}, {"pinned": "x"}],
-)
-def test_bad_filters_name_the_parameter(params: dict[str, Any], server: TesseraServer) -> None:
-    (name,) = params
-    assert name in server.get("/v1/rag/chunks", 400, **params)["error"]["param"]
+def test_a_bad_filter_is_named(server: TesseraServer) -> None:
+    assert "limit" in server.get("/v1/rag/chunks", 400, limit=0)["error"]["param"]
 
 
 def test_one_chunk_shows_its_use(server: TesseraServer, namespace: str, text: Text) -> None:
@@ -334,14 +274,6 @@ def test_one_chunk_shows_its_use(server: TesseraServer, namespace: str, text: Te
     assert after["last_used_at"] > before["last_used_at"]
     assert {**after, "hits": 0, "last_used_at": 0} == {**before, "hits": 0, "last_used_at": 0}
     assert server.get(path.upper().replace("/V1/RAG/CHUNKS", "/v1/rag/chunks")) == after
-
-
-@pytest.mark.parametrize("method", ["GET", "DELETE"])
-def test_keys_that_name_nothing(method: str, server: TesseraServer) -> None:
-    for key, status in (("f" * 32, 404), ("ff", 404), ("x", 400), ("fff", 400), ("%20", 404)):
-        response = server.client.request(method, f"/v1/rag/chunks/{key}")
-        assert response.status_code == status, (key, response.text)
-        assert response.json()["error"]["message"]
 
 
 # The ends of chunks
@@ -414,13 +346,6 @@ def test_a_chunk_expires(server: TesseraServer, namespace: str, text: Text) -> N
     assert [chunk["status"] for chunk in plan["chunks"]] == ["missing", "hit"]
     assert len(listed(server, namespace=namespace, kind="chunk")) == 1
     assert statuses(server.chat(**question(chunks, **cache))) == ["filled", "hit"]
-
-
-def test_a_plan_does_not_find_what_has_expired(server: TesseraServer, namespace: str, text: Text) -> None:
-    cache, chunk = {"cache": {"namespace": namespace}}, text(30)
-    server.ingest([chunk, {"id": "brief", "text": text(30)}], **cache, ttl_s=0.3)
-    until_expired(server, question([{"id": "brief"}], **cache))
-    assert server.post("/v1/rag/plan", question([chunk], **cache))["chunks"][0]["status"] == "missing"
 
 
 @pytest.mark.serve_with(*SMALL)
@@ -528,6 +453,8 @@ def test_a_plan_knows_why_a_request_will_run_in_full_attention(
     body = {**question([text(30)]), **fields}
     plan, report = server.post("/v1/rag/plan", body), server.chat(**body)["cache"]
     assert (plan["mode"], plan["reason"]) == (report["mode"], report["reason"]) == ("full", reason)
+    assert report["tokens"]["reused"] == 0
+    assert [chunk["status"] for chunk in report["chunks"]] == [None] * len(body["chunks"])
 
 
 @pytest.mark.serve_with(*SMALL)

@@ -12,31 +12,21 @@ from tests.engine.server import TesseraServer
 Text = Callable[[int], str]
 
 
-NO_JSON = [b"{", b"\xff\xfe", b"", b"\xff", b"[" * 100_000]
-NO_OBJECT = [b"[]", b'"text"']
+OURS = ["/v1/rag/chunks", "/v1/rag/plan", "/v1/cache/clear"]
+CHATS = ["/v1/rag/chat", "/v1/chat/completions"]
+NO_OBJECT = [b"{", b"\xff\xfe", b"[]", b'"text"']
 BAD_REQUESTS = [
-    ({"chunks": [""]}, "chunks.0"),
     ({"chunks": ["a", "  \n"]}, "chunks.1"),
-    ({"chunks": [{"text": ""}]}, "chunks.0"),
-    ({"chunks": [{"title": "no text"}]}, "chunks.0.text"),
     ({"chunks": "text"}, "chunks"),
     ({"chunks": [1]}, "chunks.0"),
     ({"chunks": [{"text": "a", "colour": "red"}]}, "chunks.0"),
     ({"question": ""}, "question"),
-    ({"question": None}, "question"),
-    ({"messages": [{"role": "user", "content": "x"}]}, "question"),
     ({"question": None, "messages": []}, "messages"),
-    ({"question": None, "messages": [{"role": "assistant", "content": "x"}]}, "messages"),
     ({"system": 3}, "system"),
     ({"colour": "red"}, "colour"),
-    ({"documents": []}, "documents"),
     ({"kv_transfer_params": {}}, "kv_transfer_params"),
     ({"cache": {"mode": "fast"}}, "cache.mode"),
-    ({"cache": {"position_strategy": "none"}}, "cache.position_strategy"),
-    ({"cache": {"scope": "global"}}, "cache.scope"),
-    ({"cache": {"namespace": ""}}, "cache.namespace"),
     ({"cache": {"namespace": "a\0b"}}, "cache.namespace"),
-    ({"cache": {"colour": 1}}, "cache.colour"),
     ({"temperature": "hot"}, "temperature"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": 9000}, "max_tokens"),
@@ -74,29 +64,10 @@ def test_unknown_model(server: TesseraServer) -> None:
 
 @pytest.mark.parametrize(
     ("path", "content"),
-    [
-        *product(["/v1/rag/chat", "/v1/chat/completions"], NO_JSON + NO_OBJECT),
-    ],
+    [*product([*CHATS, *OURS], NO_OBJECT), *product(CHATS, [b"", b"\xff", b"[" * 100_000])],
 )
 def test_malformed_bodies(path: str, content: bytes, server: TesseraServer) -> None:
     headers = {"content-type": "application/json"}
     response = server.client.post(path, content=content, headers=headers)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == 400
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "parameter"),
-    [
-        ("/v1/chat/completions", {"documents": [{"title": "x"}]}, "documents.0"),
-        ("/v1/chat/completions", {"documents": "x"}, "documents"),
-        ("/v1/chat/completions", {"documents": [{"text": " "}]}, "documents.0.text"),
-        ("/v1/chat/completions", {"documents": ["x"], "cache": {"mode": "no"}}, "cache.mode"),
-        ("/v1/chat/completions", {"documents": ["x"], "echo": True}, "echo"),
-        ("/v1/completions", {"prompt": "x", "documents": ["x"]}, "documents"),
-    ],
-)
-def test_bad_documents(path: str, body: dict[str, Any], parameter: str, server: TesseraServer) -> None:
-    messages = [{"role": "user", "content": "hello"}]
-    error = server.post(path, {"messages": messages, "max_tokens": 1, **body}, status=400)["error"]
-    assert error["param"] == parameter

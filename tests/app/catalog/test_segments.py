@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages of cached segments, and who sees which."""
 
+from itertools import chain
+from operator import attrgetter
+
 import pytest
 
 from app.catalog.segments import Catalog
 from cache.errors import UnknownSegmentError
+from cache.segments.chunk_ids import RegisteredText
 from cache.segments.hashing import CacheScope
 from engine_ext.client.request import Caller
 from tests.app.helpers import refused
@@ -40,6 +44,58 @@ def test_pages_follow_one_another_and_name_each_segment_once(manager):
         catalog.find(str(dropped))
 
 
+def listed(manager, id=None, **wanted):
+    return keys(Catalog(manager, None).page(None, 100, id, **wanted))
+
+
+@pytest.mark.parametrize("limit", [1, 4, 5, 6, 1000])
+def test_pages_of_any_length_cover_everything_oldest_first(manager, limit):
+    catalog, cursor, pages = Catalog(manager, None), None, []
+    while cursor is not None or not pages:
+        page = catalog.page(cursor, limit, None)
+        cursor = page["next_cursor"]
+        pages.append(keys(page))
+    oldest_first = sorted(manager.index, key=attrgetter("tag"))
+    assert list(chain(*pages)) == [str(entry.key) for entry in oldest_first]
+    assert {len(page) for page in pages[:-1]} <= {limit}
+
+
+def test_what_stays_is_listed_once_while_others_come_and_go():
+    manager = make_manager(100)
+    fill(manager, *(range(first, first + 4) for first in range(100, 2100, 100)))
+    catalog, before, cursor = Catalog(manager, None), listed(manager), None
+    seen, gone, new = [], set(), set()
+    while cursor is not None or not seen:
+        page = catalog.page(cursor, 3, None)
+        cursor = page["next_cursor"]
+        seen += keys(page)
+        if len(gone) < 12:
+            # The page's last entry (the cursor), another one of it, and one still to come; then there are new ones.
+            later = next(key for key in reversed(before) if key not in seen and key not in gone)
+            for key in (seen[-1], seen[-2], later):
+                catalog.drop(key)
+                gone.add(key)
+            known = set(listed(manager))
+            fill(manager, range(3000 + len(gone), 3004 + len(gone)))
+            new |= set(listed(manager)) - known
+    assert len(seen) == len(set(seen))
+    assert set(before) - gone <= set(seen)
+    assert len(new) >= 4
+    assert new <= set(seen)
+
+
+def test_pinned_ones_and_those_of_an_id(manager):
+    one, other = (next(entry for entry in manager.index if entry.identity.token_ids[0] == n) for n in (100, 400))
+    manager.retain(one, pinned=True, expires_at=None)
+    for entry in (one, other):
+        manager.ids.register(entry.identity.scope.owner, "p", RegisteredText("one"), entry.key)
+    assert listed(manager, pinned=True) == [str(one.key)]
+    assert len(listed(manager, pinned=False)) == 5
+    assert listed(manager, "p") == [str(one.key), str(other.key)]
+    assert listed(manager, "p", namespace="b") == [str(other.key)]
+    assert listed(manager, "nobody") == []
+
+
 @pytest.mark.parametrize(
     ("wanted", "number"),
     [
@@ -49,10 +105,11 @@ def test_pages_follow_one_another_and_name_each_segment_once(manager):
         ({"pinned": False, "state": None}, 6),
         ({"pinned": True}, 0),
         ({"state": "filling"}, 0),
+        ({"state": "ready"}, 6),
     ],
 )
 def test_filters(manager, wanted, number):
-    assert len(Catalog(manager, None).page(None, 100, None, **wanted)["data"]) == number
+    assert len(listed(manager, **wanted)) == number
 
 
 @pytest.mark.parametrize(

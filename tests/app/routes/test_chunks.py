@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``PATCH /v1/rag/chunks/{key}``; tests/engine covers the other endpoints."""
+"""``/v1/rag/chunks``: pins, unknown keys and bad filters; tests/engine has what is computed."""
 
 from types import SimpleNamespace
 
@@ -23,9 +23,13 @@ def keys(manager, *, is_system=False):
     return [str(entry.key) for entry in manager.index if entry.is_system == is_system]
 
 
-async def patch(manager, key, body):
+async def ask(manager, method, path, **given):
     async with client_with(router, engine_client=SimpleNamespace(cache=cache_with(manager))) as client:
-        return await client.patch(f"/v1/rag/chunks/{key}", json=body)
+        return await client.request(method, f"/v1/rag/chunks{path}", **given)
+
+
+async def patch(manager, key, body):
+    return await ask(manager, "PATCH", f"/{key}", json=body)
 
 
 async def test_a_chunk_is_pinned_and_unpinned_and_its_time_to_live_stays(manager):
@@ -51,15 +55,34 @@ async def test_what_can_not_be_pinned_says_so():
     assert "pinning 1 more pages would exceed 3 of 4 pages; 3 are pinned" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("method", ["GET", "DELETE", "PATCH"])
 @pytest.mark.parametrize(
     ("key", "status", "message"),
-    [("00ff", 404, "no cached segment has the key 00ff"), ("xyz", 400, "a key is hexadecimal")],
+    [
+        ("00ff", 404, "no cached segment has the key 00ff"),
+        ("f" * 32, 404, "no cached segment"),
+        ("%20", 404, "no cached segment"),
+        ("xyz", 400, "a key is hexadecimal"),
+        ("fff", 400, "a key is hexadecimal"),
+    ],
 )
-async def test_unknown_keys(manager, key, status, message):
-    answer = await patch(manager, key, {"pinned": True})
+async def test_keys_that_name_nothing(manager, method, key, status, message):
+    answer = await ask(manager, method, f"/{key}", json={"pinned": True} if method == "PATCH" else None)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (status, "key" if status == 400 else None)
     assert error["message"].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("limit", 0), ("limit", 1001), ("limit", "x"), ("state", "x"), ("kind", "x"), ("pinned", "x"), ("cursor", "x")],
+)
+async def test_bad_filters_are_named(manager, name, value):
+    answer = await ask(manager, "GET", "", params={name: value})
+    if name == "cursor":
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    else:
+        assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["query", name])
 
 
 @pytest.mark.parametrize("body", [{}, {"pinned": "yes"}, {"pinned": 1}, {"pinned": True, "ttl_s": 5}, []])
