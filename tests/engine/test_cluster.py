@@ -222,30 +222,6 @@ def test_peers_without_the_secret_get_nothing(cluster: Cluster, secret: str | No
     assert cluster.router.client.get("/peer/chunks/00", params={"rank": 0}).status_code == 404
 
 
-def test_a_stream_is_as_the_replica_sends_it(cluster: Cluster, text: Callable[[int], str]) -> None:
-    body = {"chunks": [text(100)], "question": "?", "max_tokens": 8, "temperature": 0, "stream": True}
-    cluster.router.client.post("/v1/rag/chat", json=body)
-    cluster.wait_claimed(*body["chunks"])
-    through = cluster.router.client.post("/v1/rag/chat", json=body)
-    straight = cluster.replicas[through.headers["x-tessera-replica"]].client.post("/v1/rag/chat", json=body)
-    assert through.headers["content-type"] == straight.headers["content-type"]
-    tokens = [
-        [json.loads(line[6:])["choices"] for line in text.splitlines() if line.startswith("data: {")]
-        for text in (through.text, straight.text)
-    ]
-    assert tokens[0] == tokens[1]
-    assert through.text.endswith("data: [DONE]\n\n")
-
-
-def test_a_client_that_leaves_the_router_frees_the_replica(cluster: Cluster, text: Callable[[int], str]) -> None:
-    body = {"chunks": [text(100)], "question": "?", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    with cluster.router.client.stream("POST", "/v1/rag/chat", json=body) as answer:
-        name = answer.headers["x-tessera-replica"]
-        next(answer.iter_raw())
-        until(lambda: cluster.replicas[name].running_requests() == 1)
-    cluster.replicas[name].wait_idle()
-
-
 @pytest.mark.parametrize(
     "fault",
     ["killed", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("emptied", "hanging", "full", "stale"))],
