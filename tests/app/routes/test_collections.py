@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/v1/rag/collections`` without an engine: names, deletions and long lists; tests/engine has the rest."""
+"""``/v1/rag/collections`` without an engine: names, bad files, deletions, long lists; tests/engine has the rest."""
 
 import asyncio
 import json
@@ -12,6 +12,7 @@ from app.routes import collections
 from cache.segments.chunk_ids import ChunkName, IdConflictError, RegisteredText
 from cache.segments.hashing import ChunkHash
 from engine_ext.wire.vllm_compat import ErrorResponse
+from tests.app.pdfs import make_pdf
 from tests.serving import client_of
 from tests.support.engineless import computed, make_app
 
@@ -191,7 +192,54 @@ async def test_passages_are_never_longer_than_the_server_takes(app, client):
 
 async def test_an_error_names_each_file_once(client):
     message = "a.txt: there is no text in the file; b.zip: files of the type '.zip' can't be read"
-    assert told(await put(client, {"a.txt": "", "b.zip": "PK"})) == (400, message)
+    answer = await put(client, {"a.txt": "", "b.zip": "PK"})
+    assert (told(answer), answer.json()["error"]["param"]) == ((400, message), "files")
+
+
+async def test_bad_files_fail_alone_and_lose_nothing(client):
+    await put(client, {"owls.txt": "Owls hunt at night."})
+    bad = {
+        "owls.txt": b"\x00\x01\x02",
+        "new\nline.txt": "x",  # its name is sent as new%0Aline.txt
+        "scan.pdf": make_pdf([]),
+        "archive.zip": b"PK\x03\x04",
+        "empty.md": "",
+        "heron.html": "<html><head><title>x</title></head><body><h1>Heron</h1><p>Grey.</p></body></html>",
+    }
+    *found, last = lines(await put(client, bad))
+    errors = {line["file"]: line["error"] for line in found if "error" in line}
+    for file, words in (
+        ("owls.txt", "not text"),
+        ("scan.pdf", "extra ocr"),
+        ("archive.zip", "files of the type '.zip' can't be read"),
+        ("empty.md", "no text"),
+    ):
+        assert words in errors.pop(file)
+    assert not errors
+    assert last["summary"]["files"] == {"added": 2, "changed": 0, "unchanged": 0, "failed": 4}
+    listed = [await client.get(f"{PATH}/birds/passages", params={"file": file}) for file in ("owls.txt", "heron.html")]
+    (owls,), (heron,) = (answer.json()["data"] for answer in listed)
+    assert (owls["text"], heron["title"]) == ("Owls hunt at night.", "Heron")
+
+
+async def test_a_file_that_is_too_large_loses_nothing(app, client):
+    await put(client, {"owls.txt": "Owls hunt at night."})
+
+    async def body():
+        yield b'--x\r\ncontent-disposition: form-data; name="files"; filename="owls.txt"\r\n\r\n'
+        for _ in range(app.state.tessera.settings.max_body_size // (1 << 20) + 1):
+            yield b"a" * (1 << 20)
+
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    answer = await client.post(f"{PATH}/birds", content=body(), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["reason"]) == (413, "body_too_large")
+    assert (await client.get(f"{PATH}/birds/passages", params={"file": "owls.txt"})).json()["data"]
+
+
+async def test_a_collection_has_one_system_prompt(client):
+    await put(client, {"a.txt": "A"}, system="You know birds.")
+    assert (await put(client, {"b.txt": "B"}, system="Another.")).status_code == 409
+    assert await files_of(client) == ["a.txt"]
 
 
 async def test_long_lists_are_written_in_parts(app, client):
