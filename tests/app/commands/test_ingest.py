@@ -17,11 +17,11 @@ from app.commands import ingest
 from machine.http_client import http_client
 
 
-def stored(name):
+def stored(name, status="added", computed=1):
     """A server's answer about a file with one passage."""
-    summary = {"files": {}, "hit": 0, "loaded": 0, "filled": 1, "waited": 0, "failed": 0, "displaced": 0}
+    summary = {"files": {}, "hit": 0, "loaded": 0, "filled": computed, "waited": 0, "failed": 0, "displaced": 0}
     progress = {"index": 0, "file": name, "status": "filled", "progress": {"done": 1, "total": 1}}
-    lines = [{"file": name, "status": "added", "passages": 1}, progress, {"summary": summary}]
+    lines = [{"file": name, "status": status, "passages": 1}, *[progress] * computed, {"summary": summary}]
     return httpx.Response(200, text="".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -102,6 +102,8 @@ def test_files_of_all_folders_are_sent(server, run, tmp_path):
     assert "c: files: 3 added; passages: 3 computed, 0 already there" in said
     assert run(tmp_path / "b" / "e.py")[0] == 0
     assert list(server.files)[-1] == "e.py"
+    server.answers["a.md"] = stored("a.md", "unchanged", 0)
+    assert "files: 2 added, 1 unchanged; passages: 2 computed" in run(tmp_path)[1]
 
 
 def test_what_is_left_out_is_listed_with_the_reason(server, run, tmp_path):
