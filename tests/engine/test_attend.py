@@ -5,7 +5,6 @@ The exactness suite and others run with this placement, too: TESSERA_CHUNK_CACHE
 """
 
 import itertools
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +15,7 @@ from tests.cores import all_cores
 from tests.engine.server import TesseraServer, token_logprobs
 from tests.support.completions import complete
 from tests.support.exactness import QWEN3, STRATEGIES, ask, assert_exact, segments, statuses
-from tests.support.in_place import LOADED, most
+from tests.support.in_place import DRAFTS, LOADED, most
 
 Text = Callable[[int], str]
 
@@ -150,12 +149,7 @@ def test_many_requests_need_the_blocks_of_their_questions_and_answers(serve: Any
         ("--no-enforce-eager",),
         ("--no-enable-prefix-caching",),
         ("--max-num-batched-tokens", "64", "--max-num-seqs", "8"),
-        (
-            "--speculative-config",
-            json.dumps(
-                {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-            ),
-        ),
+        DRAFTS,
     ],
     ids=["two workers", "compiled", "no prefix cache", "chunked prefill", "drafts by n-grams"],
 )

@@ -21,7 +21,7 @@ from tests.cores import all_cores
 from tests.engine.server import TesseraServer, token_logprobs
 from tests.support.completions import complete
 from tests.support.exactness import QWEN3, STEPS, ask, assert_exact, segments, statuses
-from tests.support.in_place import BLOCK, HITS, IN_PLACE, LOADED, most
+from tests.support.in_place import BLOCK, DRAFTS, HITS, IN_PLACE, LOADED, most
 
 Text = Callable[[int], str]
 
@@ -69,7 +69,8 @@ def test_beside_copies_and_ordinary_requests(server: TesseraServer, oracle: Any,
 
     def send(i: int) -> tuple[str, Any]:
         if i % 3 == 0:
-            return "offset", ask(server, "offset", list(orders[i % 6]), f"{i} why?")
+            copied = ("shared", "offset")[i % 2]
+            return copied, ask(server, copied, list(orders[i % 6]), f"{i} why?")
         if i % 3 == 1:
             return "full", ask(server, "shared", list(orders[i % 6]), f"{i} why?", cache={"mode": "full"})
         return "parallel", ask(server, "parallel", list(orders[i % 6]), f"{i % 7} why?")
@@ -172,26 +173,11 @@ def test_preempted_answers_stay_exact(server: TesseraServer, oracle: Any, text: 
         assert answer["cache"]["placement"] == "in-place"
 
 
-@pytest.mark.serve_with(*IN_PLACE)
-def test_other_positions_are_copied(server: TesseraServer, oracle: Any, text: Text) -> None:
-    for strategy in ("shared", "offset"):
-        copied = ask(server, strategy, [text(50), text(130)], text(12))
-        assert "placement" not in copied["cache"]
-        assert_exact(copied, oracle("tiny-llama"), strategy)
-
-
-@pytest.mark.matrix
-def test_drafted_tokens(serve: Any, oracle: Any, text: Text) -> None:
-    drafting = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    server = serve("tiny-llama", *IN_PLACE, "--speculative-config", json.dumps(drafting))
-    chunks = [text(n) for n in (50, 130, 17)]
-    for order in itertools.permutations(chunks):
-        assert_in_place(ask(server, "parallel", list(order), text(12)), oracle("tiny-llama"))
-
-
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    "flags", [("--tensor-parallel-size", "2"), ("--no-enforce-eager",)], ids=["two workers", "compiled"]
+    "flags",
+    [("--tensor-parallel-size", "2"), ("--no-enforce-eager",), DRAFTS],
+    ids=["two workers", "compiled", "drafts by n-grams"],
 )
 def test_other_engines(flags: tuple[str, ...], serve: Any, oracle: Any, text: Text) -> None:
     with all_cores():

@@ -10,6 +10,10 @@ from tests.engine.server import TesseraServer
 BLOCK = 32
 LOADED, HITS = "tessera_load_tokens_total", "vllm:prefix_cache_hits_total"
 IN_PLACE = ("--chunk-cache-placement", "in-place", "--block-size", str(BLOCK))
+DRAFTS = (
+    "--speculative-config",
+    '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}',
+)
 
 
 @contextmanager
