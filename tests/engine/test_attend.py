@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.cores import all_cores
-from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.server import TesseraServer
 from tests.support.completions import complete
-from tests.support.exactness import QWEN3, STRATEGIES, ask, assert_exact, segments, statuses
+from tests.support.exactness import QWEN3, STRATEGIES, ask, assert_exact, assert_scored, segments, statuses
 from tests.support.in_place import DRAFTS, LOADED, most
 
 Text = Callable[[int], str]
@@ -173,10 +173,7 @@ def test_bfloat16(server: TesseraServer, oracle: Any, text: Text) -> None:
     for strategy in STRATEGIES:
         response = ask(server, strategy, [text(50), text(130)], text(12))
         assert response["cache"]["placement"] == "attend"
-        expected = oracle("tiny-llama").score(
-            strategy, segments(response["cache"]), response["choices"][0]["token_ids"]
-        )
-        assert token_logprobs(response) == pytest.approx(expected.logprobs, abs=5e-2)
+        assert_scored(response, oracle("tiny-llama"), strategy, tolerance=5e-2)
 
 
 @pytest.mark.matrix

@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.server import TesseraServer
 from tests.support.adapters import ChunkAdapter
-from tests.support.exactness import STRATEGIES, ask, assert_exact, assert_filled_hit_and_mixed_are_exact, statuses
+from tests.support.exactness import (
+    STRATEGIES,
+    ask,
+    assert_exact,
+    assert_filled_hit_and_mixed_are_exact,
+    assert_scored,
+    statuses,
+)
 from tests.support.preemption import FEW_BLOCKS as BLOCKS
 from tests.support.small_pool import SMALL
 from tests.support.tier_servers import archived, origins, to_sleep
@@ -104,10 +111,7 @@ def test_ordinary_requests_beside_fills(adapted: TesseraServer, adapter: ChunkAd
     assert adapted.metric("vllm:num_preemptions_total") > before, "vLLM did not preempt; the test shows less"
     for answer, is_full in answers:
         if is_full:
-            tokens = answer["choices"][0]["token_ids"]
-            ids = [segment["token_ids"] for segment in answer["cache"]["segments"]]
-            expected = oracle("tiny-llama").score("full", (ids[0], ids[1:-1], ids[-1]), tokens)
-            assert token_logprobs(answer) == pytest.approx(expected.logprobs, abs=1e-4)
+            assert_scored(answer, oracle("tiny-llama"))
         else:
             assert_exact(answer, adapter.oracle, "offset", steps=60)
 
@@ -141,7 +145,5 @@ def test_placements_and_evictions(placement: str, serve: Serve, adapter: ChunkAd
                 assert_exact(ask(server, strategy, order, text(9)), adapter.oracle, strategy)
         # An ordinary prompt of the same tokens has blocks of its own.
         full = ask(server, strategy, chunks[:1], text(9), cache={"mode": "full"})
-        ids = [segment["token_ids"] for segment in full["cache"]["segments"]]
-        expected = oracle("tiny-llama").score("full", (ids[0], ids[1:-1], ids[-1]), full["choices"][0]["token_ids"])
-        assert token_logprobs(full) == pytest.approx(expected.logprobs, abs=1e-4)
+        assert_scored(full, oracle("tiny-llama"))
     assert server.stats()["counters"]["removals"]["evicted"]

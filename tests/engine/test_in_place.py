@@ -18,9 +18,9 @@ import zmq
 from vllm.distributed.kv_events import BlockStored, KVEventBatch
 
 from tests.cores import all_cores
-from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.server import TesseraServer
 from tests.support.completions import complete
-from tests.support.exactness import QWEN3, STEPS, ask, assert_exact, segments, statuses
+from tests.support.exactness import QWEN3, STEPS, ask, assert_exact, assert_scored, segments, statuses
 from tests.support.in_place import BLOCK, DRAFTS, HITS, IN_PLACE, LOADED, most
 
 Text = Callable[[int], str]
@@ -79,9 +79,7 @@ def test_beside_copies_and_ordinary_requests(server: TesseraServer, oracle: Any,
         answers = list(threads.map(send, range(48)))
     for strategy, answer in answers:
         if strategy == "full":
-            tokens = answer["choices"][0]["token_ids"]
-            expected = oracle("tiny-llama").score("full", segments(answer["cache"]), tokens)
-            assert token_logprobs(answer) == pytest.approx(expected.logprobs, abs=1e-4)
+            assert_scored(answer, oracle("tiny-llama"))
         else:
             assert ("placement" in answer["cache"]) == (strategy == "parallel")
             assert_exact(answer, oracle("tiny-llama"), strategy)

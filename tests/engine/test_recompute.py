@@ -12,9 +12,9 @@ from cache.positions.layout import Place
 from cache.sparse import shares
 from cache.windows import choose_windows
 from engine_ext.start.startup import PAGE_TOKENS
-from tests.engine.server import TesseraServer
+from tests.engine.server import TesseraServer, token_logprobs
 from tests.support.concurrently import rag_body
-from tests.support.exactness import PROBED, ask, assert_exact, attention, segments, statuses, token_logprobs
+from tests.support.exactness import PROBED, ask, assert_exact, assert_scored, attention, segments, statuses
 from tests.support.small_pool import SMALL
 
 Text = Callable[[int], str]
@@ -71,9 +71,7 @@ def test_the_windows_are_those_of_the_oracles_attention(server: TesseraServer, o
 
 def test_everything_anew_is_full_attention(server: TesseraServer, oracle: Any, text: Text) -> None:
     response = recomputed(server, 1, [text(n) for n in (40, 90, 33)], text(12))
-    tokens = response["choices"][0]["token_ids"]
-    expected = oracle("tiny-llama").score("full", segments(response["cache"]), tokens)
-    assert token_logprobs(response) == pytest.approx(expected.logprobs, abs=1e-4)
+    assert_scored(response, oracle("tiny-llama"))
 
 
 def test_isolated_chunks(server: TesseraServer, oracle: Any, text: Text) -> None:

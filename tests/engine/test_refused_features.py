@@ -8,24 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.engine.server import TesseraServer, token_logprobs
-from tests.oracle import Oracle
-from tests.support.exactness import full_attention, segments
+from tests.engine.server import TesseraServer
+from tests.support.exactness import assert_scored, full_attention
 
 Text = Callable[[int], str]
-
-
-def assert_full(response: dict[str, Any], oracle: Oracle, tolerance: float = 1e-4) -> None:
-    tokens = response["choices"][0]["token_ids"]
-    expected = oracle.score("full", segments(response["cache"]), tokens)
-    assert token_logprobs(response) == pytest.approx(expected.logprobs, abs=tolerance)
 
 
 @pytest.mark.serve_with("--chunk-cache-memory", "9TiB")
 @pytest.mark.matrix
 def test_a_pool_larger_than_the_free_memory(server: TesseraServer, text: Text, oracle: Any) -> None:
     reason = "the chunk pool's 9437184 MiB are more than the "
-    assert_full(full_attention(server, [text(100), text(40)], text(20), reason), oracle("tiny-llama"))
+    assert_scored(full_attention(server, [text(100), text(40)], text(20), reason), oracle("tiny-llama"))
 
 
 @pytest.mark.matrix
@@ -37,5 +30,5 @@ def test_a_split_into_prefill_and_decode(serve: Any, oracle: Any, text: Text, tm
         config = {"kv_connector": "ExampleConnector", "kv_role": role, "kv_connector_extra_config": extra}
         server = serve("tiny-llama", "--kv-transfer-config", json.dumps(config))
         reason = "--kv-transfer-config: ExampleConnector: it finds KV by token ids"
-        assert_full(full_attention(server, chunks, question, reason), oracle("tiny-llama"))
+        assert_scored(full_attention(server, chunks, question, reason), oracle("tiny-llama"))
     assert server.metric("vllm:external_prefix_cache_hits_total") > 0

@@ -83,6 +83,13 @@ def assert_exact(
     return differences
 
 
+def assert_scored(response: dict[str, Any], oracle: Oracle, strategy: str = "full", tolerance: float = 1e-4) -> None:
+    """Asserts that log probabilities equal the oracle's for the same tokens: by default in full attention."""
+    tokens = response["choices"][0]["token_ids"]
+    expected = oracle.score(strategy, segments(response["cache"]), tokens)
+    assert token_logprobs(response) == pytest.approx(expected.logprobs, abs=tolerance)
+
+
 def kept_of(report: dict[str, Any]) -> list[int]:
     return [index for index, chunk in enumerate(report["chunks"]) if chunk.get("kept", True)]
 

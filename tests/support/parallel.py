@@ -5,11 +5,9 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
-from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.server import TesseraServer
 from tests.oracle import Oracle
-from tests.support.exactness import STRATEGIES, ask, assert_exact, segments, statuses
+from tests.support.exactness import STRATEGIES, ask, assert_exact, assert_scored, statuses
 
 Text = Callable[[int], str]
 
@@ -50,8 +48,7 @@ def assert_lost_pages_are_refused(server: TesseraServer, oracle: Oracle, text: T
         "full",
         "a worker refused to load the cached chunks",
     )
-    expected = oracle.score("full", segments(refused["cache"]), refused["choices"][0]["token_ids"])
-    assert token_logprobs(refused) == pytest.approx(expected.logprobs, abs=1e-4)
+    assert_scored(refused, oracle)
     for status in ("filled", "hit"):
         response = ask(server, "shared", chunks, text(15), system=system)
         assert statuses(response) == [status] * 2
