@@ -58,6 +58,7 @@ def test_chunks_expire_when_their_time_has_passed_and_not_when_the_clock_is_set(
     clocks.elapsed += 2
     manager.expire()
     assert find(manager, chunk) is None
+    assert manager.occupancy()["pages_pinned"] == 0
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])

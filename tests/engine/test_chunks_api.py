@@ -2,7 +2,6 @@
 """``/v1/rag/chunks`` and ``/v1/rag/plan``: chunks computed ahead are found, kept and dropped as requested."""
 
 import itertools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from app.documents.document import MOST_DOCUMENTS
 from tests.engine.server import TesseraServer
 from tests.support.exactness import ask, assert_exact, segments, statuses
 from tests.support.small_pool import PAGES, SMALL
+from tests.support.waiting import until
 
 Text = Callable[[int], str]
 
@@ -122,22 +122,6 @@ def test_an_unknown_id_is_not_found(server: TesseraServer, text: Text) -> None:
     for path in ("/v1/rag/chat", "/v1/rag/plan", "/v1/rag/chunks"):
         body = {"chunks": ["a", {"id": text(9)}], **({} if path.endswith("chunks") else {"question": "What?"})}
         assert error_of(server, path, body, 404).startswith("chunks.1.id: unknown chunk id")
-
-
-def test_an_id_has_one_text(server: TesseraServer, namespace: str) -> None:
-    one, other = {"id": "doc", "text": "One."}, {"id": "doc", "text": "Other."}
-    cache = {"namespace": namespace}
-    within = error_of(server, "/v1/rag/chunks", {"chunks": [one, other], "cache": cache}, 409)
-    assert within == "chunk id 'doc' is given with two texts"
-    assert listed(server, namespace=namespace) == []
-    server.ingest([one, one], cache=cache)
-    for conflicting in (other, {**one, "title": "Title"}):
-        across = error_of(server, "/v1/rag/chunks", {"chunks": ["x", conflicting], "cache": cache}, 409)
-        assert across == "chunk id 'doc' is registered with another text; use another id, or delete it"
-    server.ingest([one], cache=cache)
-    (key,) = listed(server, namespace=namespace, id="doc")
-    assert server.client.delete(f"/v1/rag/chunks/{key}").status_code == 200
-    server.ingest([other], cache=cache)
 
 
 BAD_BODIES = [
@@ -328,10 +312,7 @@ def test_clearing_empties_one_namespace_or_all(server: TesseraServer, text: Text
 
 
 def until_expired(server: TesseraServer, body: dict[str, Any]) -> None:
-    deadline = time.monotonic() + 30
-    while server.client.post("/v1/rag/plan", json=body).status_code == 200:
-        assert time.monotonic() < deadline, "it never expired"
-        time.sleep(0.05)
+    until(lambda: server.client.post("/v1/rag/plan", json=body).status_code != 200, 30, "it never expired")
 
 
 def test_a_chunk_expires(server: TesseraServer, namespace: str, text: Text) -> None:
@@ -392,17 +373,6 @@ def test_pinned_chunks_stay_and_what_can_not_be_pinned_says_so(small: TesseraSer
     assert small.stats()["occupancy"]["pages_pinned"] == 0
     small.ingest([text(60) for _ in range(60)])
     assert any(small.client.get(f"/v1/rag/chunks/{line['key']}").status_code == 404 for line in kept)
-
-
-@pytest.mark.serve_with(*SMALL)
-def test_a_pin_ends_with_its_time_to_live_or_by_deleting(small: TesseraServer, text: Text) -> None:
-    small.ingest([{"id": "brief", "text": text(60)}], pin=True, ttl_s=0.3)
-    until_expired(small, question([{"id": "brief"}]))
-    assert gone(small, "brief") == "expired"
-    (line,), _ = small.ingest([text(60)], pin=True)
-    assert small.stats()["occupancy"]["pages_pinned"] == 2
-    assert small.client.delete(f"/v1/rag/chunks/{line['key']}").status_code == 200
-    assert small.stats()["occupancy"]["pages_pinned"] == 0
 
 
 # Plans

@@ -10,6 +10,7 @@ from app.access.tenants import Tenant, hash_of
 from app.catalog.ingestion import Keeper, _within_limits
 from app.documents.document import Document
 from cache.errors import CapacityError
+from cache.eviction.removal import Removal
 from cache.positions.layout import Chunk, pack
 from cache.segments.chunk_ids import MAX_IDS, IdConflictError, RegisteredText
 from cache.segments.holdings import DocumentKey
@@ -55,8 +56,11 @@ def test_an_id_with_two_texts_is_refused_before_anything_is_computed(manager, en
         keeper(manager, Document("one", "d1"), Document("two", "d1"))
     manager.ids.register("n", "d1", RegisteredText("one"), entry.key)
     keeper(manager, Document("one", "d1"))
-    with pytest.raises(IdConflictError, match="registered with another text"):
-        keeper(manager, Document("two", "d1"))
+    for conflicting in (Document("two", "d1"), Document("one", "d1", "T"), Document("one", "d1", context="before")):
+        with pytest.raises(IdConflictError, match="registered with another text; use another id, or delete it"):
+            keeper(manager, Document("x"), conflicting)
+    manager.detach(entry, Removal.DELETED)
+    keeper(manager, Document("two", "d1"))
 
 
 def test_what_another_call_has_named_meanwhile_is_not_pinned(manager, entry):
