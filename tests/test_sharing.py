@@ -18,10 +18,12 @@ class Item:
 
     file: str
     engine: tuple[str, ...] | None
+    ends_it: bool = False
 
     @property
     def fixturenames(self) -> list[str]:
-        return ["text", *(["server", "shared_engine"] if self.engine else [])]
+        fixture = "mortal" if self.ends_it else "server"
+        return ["text", *([fixture, "shared_engine"] if self.engine else [])]
 
     @property
     def callspec(self) -> Any:
@@ -33,9 +35,9 @@ class Item:
 
 
 def test_tests_of_one_engine_run_together():
-    collected = (("a", None), ("a", LITTLE), ("b", PLAIN), ("b", OTHER_MODEL), ("b", None), ("c", PLAIN))
+    collected = (("a", None), ("a", LITTLE), ("b", PLAIN, True), ("b", OTHER_MODEL), ("b", None), ("c", PLAIN))
     assert [(item.file, item.engine) for item in in_order([Item(*each) for each in collected])] == [
-        *(("b", PLAIN), ("c", PLAIN), ("a", LITTLE), ("b", OTHER_MODEL)),
+        *(("c", PLAIN), ("b", PLAIN), ("a", LITTLE), ("b", OTHER_MODEL)),
         *(("a", None), ("b", None)),
     ]
 
@@ -59,6 +61,9 @@ def test_an_engine_ends_with_its_last_test_and_another_replaces_it():
     first = server.get(PLAIN)
     assert server.get(LITTLE).engine == LITTLE
     assert first.engine == "stopped"
+    taken = server.take(LITTLE)
+    assert (taken.engine, server.running()) == (LITTLE, [])
+    assert server.get(LITTLE) is not taken
 
 
 @pytest.mark.xdist_group("grouped")

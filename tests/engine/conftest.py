@@ -99,6 +99,14 @@ def server(shared: SharedServer, shared_engine: Engine) -> TesseraServer:
 
 
 @pytest.fixture
+def mortal(shared: SharedServer, shared_engine: Engine) -> Iterator[TesseraServer]:
+    """The server of the fixture `server`, for the test that ends it."""
+    server = shared.take(shared_engine)
+    yield server
+    end(server.process)
+
+
+@pytest.fixture
 def start(tmp_path: Path, model_path: Callable[[str], Path]) -> Iterator[Callable[..., TesseraServer]]:
     """Starts servers for one test, and returns before they are ready: `start("--no-chunk-cache")`."""
     started: list[TesseraServer] = []

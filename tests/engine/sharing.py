@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines shared by tests, one at a time: the engine that a test needs, and the order of the tests.
 
-A test with the fixture `server` gets the engine of its parameter `model` and of its marker `serve_with(*flags)`.
+A test with the fixture `server` gets the engine of its parameter `model` and of its marker `serve_with(*flags)`; one
+with `mortal` gets it last, and ends it.
 """
 
 from collections import Counter
@@ -28,13 +29,18 @@ def engine_of(item: pytest.Item) -> Engine | None:
 
 
 def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The tests of an engine together, those of the engine with most tests first; tests without one last."""
+    """The tests of an engine together, last the one that ends it, and those of the engine with most tests first.
+
+    Tests without an engine are last.
+    """
     number = Counter(engine_of(item) for item in items)
     first = {engine_of(item): place for place, item in reversed(list(enumerate(items)))}
 
-    def place(item: pytest.Item) -> tuple[bool, int, int]:
+    def place(item: pytest.Item) -> tuple[bool, int, int, bool]:
         engine = engine_of(item)
-        return (True, 0, 0) if engine is None else (False, -number[engine], first[engine])
+        if engine is None:
+            return True, 0, 0, False
+        return False, -number[engine], first[engine], "mortal" in getattr(item, "fixturenames", ())
 
     return sorted(items, key=place)
 
@@ -53,6 +59,12 @@ class SharedServer:
         if self._server is None:
             self._engine, self._server = engine, self._start(engine)
         return self._server
+
+    def take(self, engine: Engine) -> TesseraServer:
+        """As :meth:`get`, for a caller that ends it: the next one gets another server."""
+        server = self.get(engine)
+        self._engine = self._server = None
+        return server
 
     def running(self) -> list[TesseraServer]:
         return [self._server] if self._server is not None else []

@@ -73,7 +73,7 @@ def requests(text: Text, model: str) -> list[Asked]:
         Asked("/v1/rag/chat", rag),
         Asked("/v1/chat/completions", chat),
         Asked("/v1/rag/chunks", {"chunks": [text(2000) for _ in range(300)]}),
-        Asked("/v1/rag/chat", {**rag, "chunks": [text(2300) for _ in range(3)], "max_tokens": 500}),
+        Asked("/v1/rag/chat", {**rag, "chunks": [text(2300) for _ in range(3)], "max_tokens": 1000}),
     ]
 
 
@@ -127,10 +127,9 @@ def being_computed(server: TesseraServer) -> list[dict[str, Any]]:
     return server.get("/v1/rag/chunks", state="filling", limit=1000)["data"]
 
 
-def test_an_engine_core_that_is_killed(start: StartServer, text: Text) -> None:
+def test_an_engine_core_that_is_killed(mortal: TesseraServer, text: Text) -> None:
     """The server reports the error to all clients and exits with 1."""
-    server = start(*SLOW).wait_ready()
-    group = server.process.pid
+    server, group = mortal, mortal.process.pid
     with load(server, text) as asked:
         engine_core(server).kill()
         assert server.process.wait(300) == 1
