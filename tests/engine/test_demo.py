@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
@@ -175,25 +174,3 @@ def test_a_model_without_a_chat_template_gets_the_flag_that_supplies_one(
     arguments = [str(without_template), "--questions", str(questions), "--output", str(tmp_path / "out")]
     assert evaluate([*arguments, "--", *COMMON]) == 2
     assert "--chat-template FILE" in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.matrix
-def test_an_interrupted_evaluation_goes_on_where_it_stopped(server: TesseraServer, tmp_path: Path) -> None:
-    arguments = ("eval", "--demo", "--server", server.url, "--limit", "8", "--output", str(tmp_path))
-    results = tmp_path / "results.jsonl"
-    with run(*arguments) as process:
-        deadline = time.monotonic() + 120
-        while (not results.exists() or results.stat().st_size < 1000) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    partial = [json.loads(line) for line in results.read_text().splitlines()]
-    assert 0 < len(partial) < 128
-    with run(*arguments) as process:
-        out, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    assert f"resuming: {len(partial)} of 128 answers are there" in errors
-    assert len(results.read_text().splitlines()) == 128
-    assert "minus full" in out
-    assert (tmp_path / "accuracy.png").stat().st_size > 1000
