@@ -108,20 +108,21 @@ def test_spans_of_a_request_with_missing_chunks(server: TesseraServer, collector
     assert shown["tessera.tokens.reused"] == answer["cache"]["tokens"]["reused"]
 
 
-def test_spans_of_a_request_with_cached_chunks(server: TesseraServer, collector: Collector, text: Any) -> None:
-    chunk, trace_id = text(80), TRACE[::-1]
+def test_spans_of_requests_that_compute_no_chunk(server: TesseraServer, collector: Collector, text: Any) -> None:
+    chunk = text(80)
     ask(server, TRACE.replace("0", "1"), chunk)
-    ask(server, trace_id, chunk)
-    spans = collector.trace(trace_id, "tessera.request", "tessera.plan", "llm_request")
-    assert attributes(by_name(spans, "tessera.request"))["tessera.chunks.hit"] == 1
-
-
-def test_spans_of_a_request_in_full_attention(server: TesseraServer, collector: Collector, text: Any) -> None:
-    trace_id = TRACE.replace("a", "b")
-    ask(server, trace_id, text(80), cache={"mode": "full"})
-    spans = collector.trace(trace_id, "tessera.request", "llm_request")
-    shown = attributes(by_name(spans, "tessera.request"))
-    assert (shown["tessera.mode"], shown["tessera.reason"]) == ("full", "cache.mode is full")
+    for trace_id, fields, stages, shown in (
+        (TRACE[::-1], {}, ["tessera.plan"], {"tessera.mode": "chunked", "tessera.chunks.hit": 1}),
+        (
+            TRACE.replace("a", "b"),
+            {"cache": {"mode": "full"}},
+            [],
+            {"tessera.mode": "full", "tessera.reason": "cache.mode is full"},
+        ),
+    ):
+        ask(server, trace_id, chunk, **fields)
+        spans = collector.trace(trace_id, "tessera.request", *stages, "llm_request")
+        assert shown.items() <= attributes(by_name(spans, "tessera.request")).items()
 
 
 def test_a_caller_without_a_trace_gets_one(server: TesseraServer, collector: Collector, text: Any) -> None:
@@ -138,14 +139,11 @@ def test_a_caller_without_a_trace_gets_one(server: TesseraServer, collector: Col
 
 
 def test_each_request_is_a_json_record(server: TesseraServer, text: Any) -> None:
+    """tests/app/test_logs.py has its fields."""
     answers = [server.chat(chunks=[text(70)], question="?", max_tokens=2) for _ in range(2)]
     lines = [line for line in server.log.read_text().splitlines() if '"engine_ext.client.reporting"' in line]
     records = {record["request_id"]: record for record in map(json.loads, lines)}
     for answer in answers:
         record, report = records[answer["id"]], answer["cache"]
-        assert record["levelname"] == "INFO"
-        assert {name: record[name] for name in ("mode", "reason", "tokens", "timings_ms")} == {
-            name: report[name] for name in ("mode", "reason", "tokens", "timings_ms")
-        }
-        statuses = [chunk["status"] for chunk in report["chunks"]]
-        assert record["chunks"] == {"total": len(statuses), **{name: statuses.count(name) for name in statuses}}
+        assert (record["levelname"], record["tokens"]) == ("INFO", report["tokens"])
+        assert record["chunks"] == {"total": 1, "filled": 1}
