@@ -72,5 +72,5 @@ class SharedServer:
     def keep(self, engine: Engine | None) -> None:
         """Ends the server unless it is that of ``engine``, which the next test needs."""
         if self._server is not None and engine != self._engine:
-            self._server.end()
-            self._engine = self._server = None
+            server, self._engine, self._server = self._server, None, None
+            server.end()
