@@ -452,39 +452,11 @@ def test_bad_plans_are_refused_like_bad_chats(server: TesseraServer, text: Text)
 # Documentation
 
 
-def test_the_api_page_has_every_endpoint_and_an_example_of_every_body(server: TesseraServer) -> None:
+def test_the_examples_of_the_api_page_are_answered(server: TesseraServer) -> None:
+    """tests/app/http/test_openapi.py has the endpoints."""
     page = server.get("/openapi.json")
-    ours = {
-        (method, path)
-        for path, methods in page["paths"].items()
-        if path.startswith(("/v1/rag/", "/v1/cache/"))
-        for method in methods
-    }
-    assert ours == {
-        ("post", "/v1/rag/chat"),
-        ("post", "/v1/rag/plan"),
-        ("post", "/v1/rag/chunks"),
-        ("get", "/v1/rag/chunks"),
-        ("get", "/v1/rag/chunks/{key}"),
-        ("delete", "/v1/rag/chunks/{key}"),
-        ("patch", "/v1/rag/chunks/{key}"),
-        ("post", "/v1/rag/split"),
-        ("get", "/v1/rag/collections"),
-        ("get", "/v1/rag/collections/{name}"),
-        ("post", "/v1/rag/collections/{name}"),
-        ("delete", "/v1/rag/collections/{name}"),
-        ("get", "/v1/rag/collections/{name}/passages"),
-        ("post", "/v1/cache/clear"),
-        ("get", "/v1/cache/stats"),
-        ("post", "/v1/cache/sleep"),
-    }
-    for method, path in ours:
-        operation = page["paths"][path][method]
-        assert operation["summary"]
-        assert operation["description"]
-        if method == "post" and path not in ("/v1/rag/split", "/v1/rag/collections/{name}"):  # whose bodies are files
-            schema = str(operation["requestBody"]["content"]["application/json"]["schema"])
-            name = schema.split("#/components/schemas/")[1].split("'")[0]
-            example = page["components"]["schemas"][name]["example"]
-            response = server.client.post(path, json=example)
-            assert response.status_code == (409 if path == "/v1/cache/sleep" else 200), response.text  # it has no tiers
+    for path in ("/v1/rag/chat", "/v1/rag/plan", "/v1/rag/chunks", "/v1/cache/clear", "/v1/cache/sleep"):
+        schema = str(page["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"])
+        name = schema.split("#/components/schemas/")[1].split("'")[0]
+        response = server.client.post(path, json=page["components"]["schemas"][name]["example"])
+        assert response.status_code == (409 if path == "/v1/cache/sleep" else 200), response.text  # it has no tiers

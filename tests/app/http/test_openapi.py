@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 
 from app.http.openapi import OUR_TAGS, correct_openapi
-from app.routes import cache, chunks, cluster, rag, split
+from app.routes import cache, chunks, cluster, collections, rag, split
 from cache.lease import ChunkStatus
 from cache.positions.layout import Chunk, PositionStrategy, pack
 from cache.report import Decided, Report, Segment
@@ -17,7 +17,7 @@ from cache.report import Decided, Report, Segment
 @pytest.fixture(scope="module")
 def page():
     app = FastAPI()
-    for module in (rag, split, chunks, cache, cluster):
+    for module in (rag, split, chunks, collections, cache, cluster):
         app.include_router(module.router)
     correct_openapi(app)
     return app.openapi()
@@ -32,8 +32,19 @@ def operations(page):
 
 
 def test_every_endpoint_says_the_shape_of_its_answer_and_of_its_errors(page):
-    assert len(operations(page)) == 12
+    of_chunks = [f"{method} /v1/rag/chunks/{{key}}" for method in ("delete", "get", "patch")]
+    of_collections = [f"{method} /v1/rag/collections/{{name}}" for method in ("delete", "get", "post")]
+    assert sorted(name for name, _ in operations(page)) == sorted(
+        [
+            *(f"post /v1/rag/{name}" for name in ("chat", "chunks", "plan", "split")),
+            *("get /v1/rag/chunks", *of_chunks),
+            *("get /v1/rag/collections", *of_collections, "get /v1/rag/collections/{name}/passages"),
+            *("get /v1/cache/stats", "post /v1/cache/clear", "post /v1/cache/sleep", "get /v1/cluster"),
+        ]
+    )
     for name, operation in operations(page):
+        assert operation["summary"], name
+        assert operation["description"], name
         assert OUR_TAGS & set(operation["tags"]), name
         assert "422" not in operation["responses"], name
         for status, response in operation["responses"].items():
