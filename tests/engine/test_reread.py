@@ -86,25 +86,25 @@ def test_one_chunk_is_read_once(server: TesseraServer, text: Text) -> None:
     assert "select" not in report["timings_ms"]
 
 
-def test_the_answer_keeps_its_room_and_nothing_is_read_again_where_there_is_none(
-    server: TesseraServer, text: Text
-) -> None:
-    """Behind a system prompt that leaves room for some of the chunks."""
-    chunks, system = [text(60) for _ in range(4)], text(MAX_MODEL_LEN - 480)
+def test_the_answer_keeps_its_room(server: TesseraServer, text: Text) -> None:
+    """Behind a system prompt that leaves room for three of four chunks, or for none."""
+    system = text(MAX_MODEL_LEN - 480)
 
-    def used(most: int) -> dict[str, int]:
-        report = reread(server, 1, chunks, "?", max_tokens=most, system=system)["cache"]
-        assert {chunk["tokens"] for chunk in report["chunks"]} == {size}
-        return report["tokens"]
+    def used(chunks: list[str], most: int) -> dict[str, int]:
+        return reread(server, 1, chunks, "?", max_tokens=most, system=system)["cache"]["tokens"]
 
-    size = 60 + SUFFIX
-    found = used(1)
+    chunks, size = [text(60) for _ in range(4)], 60 + SUFFIX
+    found = used(chunks, 1)
     left = MAX_MODEL_LEN - (found["prompt"] - found["reread"])
     assert found["reread"] == (left - 1) // size * size
     assert 0 < found["reread"] < 4 * size
-    assert used(left - size)["reread"] == size
-    for most in (left - size + 1, left):
-        assert "reread" not in used(most)
+    assert used(chunks, left - size)["reread"] == size
+    assert "reread" not in used(chunks, left - size + 1)
+
+    longer = [text(100) for _ in range(4)]
+    left = MAX_MODEL_LEN - used(longer, 1)["prompt"]
+    assert 0 < left < 100
+    assert "reread" not in used(longer, left)
 
 
 def test_the_plan_names_it(server: TesseraServer, text: Text) -> None:
