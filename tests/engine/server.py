@@ -77,12 +77,13 @@ class TesseraServer(ServerProcess):
         assert said[-1] == "tessera: stopped"
 
     def running_requests(self) -> float:
-        return self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting")
+        return self.metric("vllm:num_requests_running", "vllm:num_requests_waiting")
 
-    def metric(self, name: str) -> float:
+    def metric(self, *names: str) -> float:
+        """The sum of all samples of these names."""
         lines = self.client.get("/metrics").text.splitlines()
-        values = [float(line.rsplit(" ", 1)[1]) for line in lines if re.match(r"[^{ ]*", line)[0] == name]
-        assert values, f"no metric {name}"
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if re.match(r"[^{ ]*", line)[0] in names]
+        assert values, f"no metric {names}"
         return sum(values)
 
     def statuses(self) -> list[str]:
