@@ -146,7 +146,7 @@ PASSAGES = [
 ]
 
 
-@pytest.mark.serve_with("--documents", "auto", "--log-level", "INFO")
+@pytest.mark.serve_with("--documents", "auto", "--log-level", "info")
 @pytest.mark.parametrize(
     ("name", "way"),
     [

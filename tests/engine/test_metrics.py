@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.http.refusals import RETRY_AFTER_S
 from machine.server_process import ROOT
 from tests.engine.server import TesseraServer
+from tests.support.tier_servers import STORING
 
 Text = Callable[[int], str]
 REFUSING = ("--no-chunk-cache", "--max-num-queued-reqs", "0")
@@ -58,8 +59,7 @@ def settled(server: TesseraServer, *names: str) -> dict[str, float]:
     raise AssertionError(f"{before} keep changing")
 
 
-@pytest.mark.serve_with("--chunk-cache-tiers", "host://?size=8MiB")
-@pytest.mark.matrix
+@pytest.mark.serve_with(*STORING)
 def test_every_metric_is_documented_and_every_documented_one_exists(server: TesseraServer, text: Text) -> None:
     # Reasons appear once counted.
     server.chat(chunks=[text(50)], question="?", max_tokens=1, cache={"mode": "full"})

@@ -34,7 +34,7 @@ def test_stages_with_their_times_are_told_and_details_are_in_a_file(server: Tess
 
 
 @pytest.mark.matrix
-@pytest.mark.serve_with("--log-level", "info")
+@pytest.mark.serve_with("--documents", "auto", "--log-level", "info")
 def test_the_level_info_brings_details_back(server: TesseraServer) -> None:
     said = server.log.read_text()
     assert re.search(r"\(EngineCore pid=\d+\) INFO ", said)
