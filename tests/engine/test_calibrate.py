@@ -19,8 +19,6 @@ from measuring.quality.questions.demo import demo_questions
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer
 
-Text = Callable[[int], str]
-
 TO_SERVE = ("--", "--dtype", "float32", *COMMON)
 
 
