@@ -329,12 +329,11 @@ def test_prefixes_in_tiers_are_shared_too(
 ) -> None:
     for writer, reader in (pair, pair[::-1]):
         prompt = tokens_of(writer, text(1000))
-        computed, tokens, expected = complete_prefix(writer, prompt)
+        computed, *written = complete_prefix(writer, prompt)
         assert computed == 0
         settle(writer)
-        found, *_, logprobs = complete_prefix(reader, prompt)
+        found, *read = complete_prefix(reader, prompt)
         assert found >= 0.8 * len(prompt)
-        oracle = model_of(64).oracle
-        exact = oracle.score("full", ((), (), prompt), tokens).logprobs
-        assert logprobs == pytest.approx(exact, abs=TOLERANCE)
-        assert expected == pytest.approx(exact, abs=TOLERANCE)
+        for tokens, logprobs in (written, read):  # where two tokens are as likely, answers differ
+            exact = model_of(64).oracle.score("full", ((), (), prompt), tokens).logprobs
+            assert logprobs == pytest.approx(exact, abs=TOLERANCE)

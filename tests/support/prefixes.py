@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ordinary prompts that servers keep in tiers."""
 
+import time
 from typing import Any
 
 from tests.engine.server import TesseraServer
@@ -28,4 +29,5 @@ def tokens_of(server: TesseraServer, text: str) -> list[int]:
 
 def settle(server: TesseraServer) -> None:
     """Waits until nothing waits to be stored."""
+    time.sleep(2)  # the server counts blocks twice a second: a count of before the last ones came may be 0
     until(lambda: not server.occupancy()["archive_waiting"])
