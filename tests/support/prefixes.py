@@ -29,5 +29,6 @@ def tokens_of(server: TesseraServer, text: str) -> list[int]:
 
 def settle(server: TesseraServer) -> None:
     """Waits until nothing waits to be stored."""
-    time.sleep(2)  # the server counts blocks twice a second: a count of before the last ones came may be 0
+    # The server counts waiting blocks twice a second: until the next count, it may say 0 though blocks have come.
+    time.sleep(2)
     until(lambda: not server.occupancy()["archive_waiting"])
