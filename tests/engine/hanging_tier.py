@@ -27,4 +27,4 @@ class HangingTier(DirectoryTier):
 
 
 def make(url: SplitResult, max_bytes: int, _: Mapping[str, str], __: Allocate | None) -> HangingTier:
-    return HangingTier(Path(url.path), max_bytes, SCHEME)
+    return HangingTier(Path(url.path), max_bytes)
