@@ -15,6 +15,7 @@ from kernels.paged import KVCopier, LayerKV, UnsupportedKVError
 from kernels.torch_copier import TorchCopier
 
 if TYPE_CHECKING:
+    from kernels.attention.amx_attention import AmxAttention
     from kernels.attention.numba_attention import NumbaAttention
     from kernels.attention.triton_attention import TritonAttention
 
@@ -55,7 +56,7 @@ def fp8_reason(capability: tuple[int, int]) -> str | None:
 def attention_for(layers: Sequence[LayerKV]) -> ChunkAttention:
     """Attention over the pool of `layers`, at least one. Raises :class:`UnsupportedKVError`."""
     device, view = _device(layers), layers[0].key_blocks
-    kind = _gpu_attention() if device.type == "cuda" else _cpu_attention()
+    kind = _gpu_attention() if device.type == "cuda" else _cpu_attention(layers)
     if not kind.supports(layers):
         raise UnsupportedKVError(
             f"attention over the chunk pool needs {kind.needs}; here it is {_names({view.dtype})} on {device} with "
@@ -108,10 +109,11 @@ def _cpu_copier(layers: Sequence[LayerKV]) -> KVCopier:
     return TorchCopier(layers)
 
 
-def _cpu_attention() -> "type[NumbaAttention]":
+def _cpu_attention(layers: Sequence[LayerKV]) -> "type[AmxAttention] | type[NumbaAttention]":
+    from kernels.attention.amx_attention import AmxAttention
     from kernels.attention.numba_attention import NumbaAttention
 
-    return NumbaAttention
+    return AmxAttention if AmxAttention.supports(layers) else NumbaAttention
 
 
 def _gpu_attention() -> "type[TritonAttention]":

@@ -168,6 +168,29 @@ def _pairs(keys: Tensor, rotary_dim: int, is_neox: bool) -> tuple[Tensor, Tensor
     return keys[..., 0:rotary_dim:2], keys[..., 1:rotary_dim:2]
 
 
+class Rotations:
+    """Rotations of tokens by int64 `deltas` `[n]`, on any device, for layer after layer."""
+
+    def __init__(self, deltas: Tensor) -> None:
+        distinct, self._which = torch.unique(deltas, return_inverse=True)
+        self._is_single = len(distinct) == 1
+        self._angles = AngleTables(distinct)
+        self._still = (deltas == 0).nonzero()[:, 0]
+
+    def apply(self, keys: Tensor, frequencies: RotaryFrequencies) -> Tensor:
+        """Return `keys` `[n, H, D]` rotated; `keys` itself if nothing turns."""
+        if len(self._still) == len(keys):
+            return keys
+        cos, sin = self._angles.of(frequencies)
+        if not self._is_single:
+            cos, sin = cos[self._which], sin[self._which]
+        rotated = rotate_keys(keys, cos, sin, frequencies.is_neox)
+        if len(self._still):
+            # A rotation by zero is not the identity on -0.0, infinities and NaN.
+            rotated[self._still] = keys[self._still]
+        return rotated
+
+
 def rotate_keys_reference(keys: Tensor, cos: Tensor, sin: Tensor, is_neox: bool) -> Tensor:
     """Rotate like rotate_keys, one Python float at a time; the tests' oracle."""
     rotated, pairs = keys.clone(), cos.shape[-1]

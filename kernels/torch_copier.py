@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.layout import PagedTensor
 from kernels.paged import KVCopier
-from kernels.rope import AngleTables, RotaryFrequencies, rotate_keys
+from kernels.rope import Rotations
 
 # Bounds the temporaries of a long span; small ones also stay in the CPU's cache.
 _TILE_TOKENS = 2048
@@ -28,7 +28,7 @@ class TorchCopier(KVCopier):
 
     def _load(self, slots: Tensor, rows: Tensor, deltas: Tensor) -> None:
         for tile in self._tiles(slots, rows, deltas):
-            rotations = _Rotations(tile[2])
+            rotations = Rotations(tile[2])
             for layer in self.layers:
                 block, page = _address(layer.key_blocks, tile[0]), _address(layer.key_pool, tile[1])
                 layer.key_blocks[block] = rotations.apply(layer.key_pool[page], layer.frequencies)
@@ -38,30 +38,6 @@ class TorchCopier(KVCopier):
         """Cut index tensors into tiles of at most _TILE_TOKENS, on the layers' device."""
         device = self.layers[0].key_pool.device
         return zip(*(torch.split(part.to(device), _TILE_TOKENS) for part in indices), strict=True)
-
-
-class _Rotations:
-    """The rotations of one span."""
-
-    def __init__(self, deltas: Tensor) -> None:
-        distinct, self.which = torch.unique(deltas, return_inverse=True)
-        self.is_single = len(distinct) == 1
-        self.angles = AngleTables(distinct)
-        self.still = (deltas == 0).nonzero()[:, 0]
-
-    def apply(self, keys: Tensor, frequencies: RotaryFrequencies) -> Tensor:
-        """Return `keys` `[n, H, D]` rotated; `keys` itself if nothing turns."""
-        if len(self.still) == len(keys):
-            return keys
-        rotated = rotate_keys(keys, *self._table(frequencies), frequencies.is_neox)
-        if len(self.still):
-            # A rotation by zero is not the identity on -0.0, infinities and NaN.
-            rotated[self.still] = keys[self.still]
-        return rotated
-
-    def _table(self, frequencies: RotaryFrequencies) -> tuple[Tensor, Tensor]:
-        cos, sin = self.angles.of(frequencies)
-        return (cos, sin) if self.is_single else (cos[self.which], sin[self.which])
 
 
 def _address(view: Tensor | PagedTensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

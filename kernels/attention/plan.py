@@ -62,13 +62,15 @@ class Tail:
 class AttendingRow(NamedTuple):
     """One request's tokens in a step.
 
-    They are ``[first, first + num_tokens)`` of all, and the last of its tail.
+    They are ``[first, first + num_tokens)`` of all, and the last of its tail. Beside the segments, they and their tail
+    are ``turn`` positions before their place.
     """
 
     first: int
     num_tokens: int
     segments: Sequence[Segment]
     tail: Tail
+    turn: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,13 @@ class ChunkAttention(ABC):
 
     name: ClassVar[str]
 
+    def plan(self, requests: Sequence[Sequence[AttendingRow]]) -> Any:
+        """Plans a step's attention, the same for all layers, from the rows of each request."""
+        return plan_step([row for rows in requests for row in rows])
+
     @abstractmethod
-    def attend(self, number: int, query: Tensor, output: Tensor, plan: AttentionPlan, scale: float) -> None:
-        """Writes ``output[plan.tokens]`` in layer ``number``.
+    def attend(self, number: int, query: Tensor, output: Tensor, plan: Any, scale: float) -> None:
+        """Writes the outputs of the plan's tokens in layer ``number``.
 
         ``query`` and ``output`` are ``[tokens, heads, D]``; queries are at the positions of their tokens' indices, and
         logits are multiplied by ``scale``.
@@ -135,7 +141,7 @@ def plan_step(rows: Sequence[AttendingRow]) -> AttentionPlan:
     whole: dict[tuple[object, ...], _Piece] = {}
     tokens: list[int] = []
     tails = []
-    for first, count, segments, tail in rows:
+    for first, count, segments, tail, turned in rows:
         places = range(len(tokens), len(tokens) + count)
         tokens += range(first, first + count)
         uses: Counter[tuple[object, ...]] = Counter()
@@ -143,7 +149,7 @@ def plan_step(rows: Sequence[AttendingRow]) -> AttentionPlan:
             # A request's second use of a segment is a piece of its own: a piece has each token at most once.
             place = segment.source, segment.runs
             uses[place] += 1
-            turn = deltas.setdefault(segment.delta, len(deltas))
+            turn = deltas.setdefault(segment.delta + turned, len(deltas))
             piece = whole.setdefault((*place, uses[place]), _Piece(segment.source, segment.runs, []))
             piece.users.extend([(token, turn, segment.length) for token in places])
         seen = tail.length - count + 1

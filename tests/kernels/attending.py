@@ -47,16 +47,21 @@ def segment(pages: Sequence[int], skipped: int, length: int, delta: int) -> Segm
     return Segment(runs_of(pages, PAGE, skipped, length), length, delta)
 
 
+def steps(most_requests: int = 4, most_tokens: int = 70) -> st.SearchStrategy[list[AttendingRow]]:
+    """The rows of :func:`requests`."""
+    return requests(most_requests, most_tokens).map(lambda found: [row for rows in found for row in rows])
+
+
 @st.composite
-def steps(draw, most_requests: int = 4, most_tokens: int = 70) -> list[AttendingRow]:
-    """Requests with prefill or decode tokens over some of six segments; some have a window of context before."""
+def requests(draw, most_requests: int = 4, most_tokens: int = 70) -> list[list[AttendingRow]]:
+    """The rows of requests with prefill or decode tokens over some of six segments; some have a window before."""
     known = []
     for number in range(6):
         pages = draw(st.permutations(range(number * 4, number * 4 + 4)))
         skipped = draw(st.integers(0, 2 * PAGE))
         length = draw(st.integers(1, 4 * PAGE - skipped))
         known.append((pages, skipped, length))
-    rows, first = [], draw(st.integers(0, 2))
+    found, first = [], draw(st.integers(0, 2))
     for number in range(draw(st.integers(1, most_requests))):
         chosen = draw(st.lists(st.integers(0, 5), max_size=5))
         segments = [segment(*known[each], draw(st.integers(-70, 5000))) for each in chosen]
@@ -65,9 +70,11 @@ def steps(draw, most_requests: int = 4, most_tokens: int = 70) -> list[Attending
         blocks = draw(st.permutations(range(number * BLOCKS_EACH, (number + 1) * BLOCKS_EACH)))
         window = draw(st.sampled_from([0, 0, length // 2]))
         spans = [(skipped, window), (skipped + window, length - window)]
+        found.append(rows := [])
         for at, size in spans[not window :]:
-            count = draw(st.integers(1, min(size, most_tokens)))
-            rows.append(AttendingRow(first, count, segments, Tail(runs_of(blocks, BLOCK, at, size), size)))
-            segments = [*segments, Segment(runs_of(blocks, BLOCK, at, size), size, draw(st.integers(-70, 70)), BLOCKS)]
+            count, turn = draw(st.integers(1, min(size, most_tokens))), draw(st.sampled_from([0, 0, -40, 700]))
+            rows.append(AttendingRow(first, count, segments, Tail(runs_of(blocks, BLOCK, at, size), size), turn))
+            delta = draw(st.sampled_from([-turn, 33]))
+            segments = [*segments, Segment(runs_of(blocks, BLOCK, at, size), size, delta, BLOCKS)]
             first += count + draw(st.integers(0, 2))
-    return rows
+    return found

@@ -11,12 +11,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels.attention import numba_attention
+from kernels.attention import amx_attention, numba_attention
+from kernels.attention.amx_attention import AmxAttention
 from kernels.attention.numba_attention import NumbaAttention
 from kernels.attention.numba_kernel import DIVIDED_ROWS
 from kernels.attention.plan import BLOCKS, PLACE_BITS, POOL, AttendingRow, Tail, divide, plan_step, runs_of
 from kernels.attention.reference import ReferenceAttention
-from tests.kernels.attending import BLOCK, BLOCKS_EACH, PAGE, Model, fill, layer_of, segment, steps
+from tests.kernels.attending import BLOCK, BLOCKS_EACH, PAGE, Model, fill, layer_of, requests, segment, steps
 from tests.kernels.fakes import AMX
 
 FAST = settings(derandomize=True, deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -67,6 +68,43 @@ def test_threads_share_the_work(model: Model, rows: list[AttendingRow], seed: in
             outputs.append(torch.zeros_like(query))
             NumbaAttention([layer]).attend(0, query, outputs[-1], plan, 0.2)
     torch.testing.assert_close(*outputs, rtol=TOLERANCE[model.dtype], atol=TOLERANCE[model.dtype])
+
+
+@FAST
+@given(
+    group=st.sampled_from([1, 4]),
+    part=st.sampled_from([1, 2]),
+    is_neox=st.booleans(),
+    found=requests(),
+    least=st.sampled_from([1, 30]),
+    seed=st.integers(0, 5),
+)
+def test_long_prefills_attend_as_in_the_reference(
+    group: int, part: int, is_neox: bool, found: list[list[AttendingRow]], least: int, seed: int
+) -> None:
+    """Beside shorter ones, in tiles of some of a row's tokens or of several rows."""
+    torch.manual_seed(seed)
+    model = Model(2 * group, 2, 64, 64 // part, is_neox, torch.bfloat16, AMX)
+    with patch.multiple(amx_attention, PREFILL_TOKENS=least, TILE_TOKENS=40):
+        assert_as_in_the_reference(model, found)
+
+
+def test_windows_over_a_long_context_attend_as_in_the_reference() -> None:
+    """PyTorch takes 512 keys at a time, of which the first window sees the first ones only."""
+    segments = [segment(range(24), 0, 384, delta) for delta in (0, 400, 900, 70_000)]
+    windows = [Tail(runs_of((number,), BLOCK, 0, 30), 30) for number in range(2)]
+    rows = [AttendingRow(0, 30, segments[:1], windows[0], 90), AttendingRow(30, 30, segments, windows[1], -50)]
+    assert_as_in_the_reference(Model(6, 2, 64, 64, True, torch.bfloat16, AMX), [rows])
+
+
+def assert_as_in_the_reference(model: Model, found: list[list[AttendingRow]]) -> None:
+    layer, rows = layer_of(model, 4 * BLOCKS_EACH), [row for rows in found for row in rows]
+    fill(layer, plan_step(rows))
+    query = torch.randn(max(row.first + row.num_tokens for row in rows) + 1, model.heads, model.dim).to(model.dtype)
+    outputs = [torch.full_like(query, 7) for _ in range(2)]
+    for attention, output in zip((AmxAttention([layer]), ReferenceAttention([layer])), outputs, strict=True):
+        attention.attend(0, query, output, attention.plan(found), 0.2)
+    torch.testing.assert_close(*outputs, rtol=2e-2, atol=2e-2)
 
 
 def test_many_rows_are_not_divided_within_a_head(monkeypatch: pytest.MonkeyPatch) -> None:

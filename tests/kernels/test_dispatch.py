@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from kernels import dispatch, numba_copier
+from kernels.attention.amx_attention import AmxAttention
+from kernels.attention.numba_attention import NumbaAttention
 from kernels.dispatch import attention_for, copier_for
 from kernels.layout import PagedTensor
 from kernels.paged import LayerKV, UnsupportedKVError
@@ -112,6 +114,7 @@ def test_gpus_attend_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cpus_attend_by_numba() -> None:
-    assert attention_for(layers()).name == "numba"
+    assert type(attention_for(layers())) is NumbaAttention
+    assert type(attention_for(layers(AMX, torch.bfloat16))) is AmxAttention
     with pytest.raises(UnsupportedKVError, match=r"needs float32 or bfloat16 in vLLM's CPU layouts.*it is float16"):
         attention_for(layers(dtype=torch.float16))

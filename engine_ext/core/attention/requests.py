@@ -5,7 +5,7 @@ Which row of a step belongs to which request is known from the model runner's ba
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -16,12 +16,10 @@ from engine_ext.wire.plan import Span, TransferPlan
 from kernels.attention.plan import (
     BLOCKS,
     AttendingRow,
-    AttentionPlan,
     ChunkAttention,
     Run,
     Segment,
     Tail,
-    plan_step,
     runs_of,
 )
 
@@ -65,17 +63,17 @@ class _Context:
                     each for each, span in zip(self.segments, self.spans, strict=True) if span.start < window.start
                 ]
                 before += [each for other, each in earlier if other.start < window.start]
-                seen = [replace(each, delta=each.delta + shift) for each in before]
-                yield AttendingRow(row.first + first - begin, end - first, seen, Tail(runs(at, end), end - at))
+                tail = Tail(runs(at, end), end - at)
+                yield AttendingRow(row.first + first - begin, end - first, before, tail, shift)
             at += window.length
             earlier.append((window, Segment(runs(at - window.length, at), window.length, -shift, BLOCKS)))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step with attending rows: their plan, and the other rows with their numbers."""
+    """A step with attending rows: their plan (:meth:`ChunkAttention.plan`), and the other rows with their numbers."""
 
-    plan: AttentionPlan
+    plan: Any
     dense: list[tuple[int, BatchRow]]
 
 
@@ -116,15 +114,15 @@ class AttendingRequests:
 
     def step(self, rows: Sequence[BatchRow]) -> Step | None:
         """Plans a step; ``None`` if no row of it attends to the pool."""
-        attending, dense = list[AttendingRow](), []
+        attending, dense = list[list[AttendingRow]](), []
         for number, (request_id, row) in enumerate(zip(self._request_ids(), rows, strict=False)):
             context = self._contexts.get(request_id)
             if context is None:
                 dense.append((number, row))
             else:
-                attending += context.rows(row, self._block_tokens)
+                attending.append(list(context.rows(row, self._block_tokens)))
                 self._ran[request_id] = row.blocks[(context.num_tokens - 1) // self._block_tokens]
-        return Step(plan_step(attending), dense) if attending else None
+        return Step(self.attention.plan(attending), dense) if attending else None
 
     def attend(self, layer: str, query: Tensor, output: Tensor, step: Step, scale: float) -> None:
         """See :meth:`kernels.attention.plan.ChunkAttention.attend`."""
