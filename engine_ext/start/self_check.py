@@ -44,6 +44,8 @@ QUANTIZED_TOLERANCE: Final = 0.5
 layers."""
 _SYSTEM, _CHUNK, _QUESTION = 19, 45, 13
 """Tokens; system segment and chunk fill blocks of up to 64 tokens."""
+_LONG_QUESTION = 64
+"""Tokens; so many may be computed otherwise than few (:mod:`kernels.attention.amx_attention`)."""
 _MOST_TOKENS = 4
 """Tokens that are tried for the rotation, in 16 bits or fewer."""
 
@@ -88,8 +90,8 @@ class SelfCheck:
     async def run_attention(self) -> None:
         """Checks that attending to segments in the pool equals loading them.
 
-        Compares the KV of a question behind segments of several lengths: as they are, whose keys both ways read alike,
-        and turned, whose keys only loading rounds. Raises :class:`SelfCheckError`.
+        Compares the KV of a short and of a long question behind segments of several lengths: as they are, whose keys
+        both ways read alike, and turned, whose keys only loading rounds. Raises :class:`SelfCheckError`.
         """
         with self._borrowing():
             context = [self._random_token() for _ in range(_SYSTEM + _CHUNK)]
@@ -99,16 +101,17 @@ class SelfCheck:
             chunk = replace(filled, start=_SYSTEM, length=_CHUNK, skipped=_SYSTEM)
             again = replace(chunk, start=chunk.end, length=_CHUNK - 7, skipped=_SYSTEM + 7)
             turned = (replace(system, delta=3), chunk, replace(again, delta=_CHUNK + 11))
-            prompt = [*context, *context[_SYSTEM + 7 :], *(self._random_token() for _ in range(_QUESTION))]
             roundings = ROUNDED_ONCE_MORE if self._is_coarse else 1
-            for name, loads, times in (
-                ("attention", (system, chunk, again), 1),
-                ("turned attention", turned, roundings),
-            ):
-                copied, attended = (self._span(again.end, _QUESTION) for _ in range(2))
-                await self._request(prompt, f"{name}-copied", TransferPlan(loads, (copied,)))
-                await self._request(prompt, name, TransferPlan(loads, (attended,), attends=True))
-                await self._compare(name, copied, attended, one_token=False, times=times)
+            for length in (_QUESTION, _LONG_QUESTION):
+                prompt = [*context, *context[_SYSTEM + 7 :], *(self._random_token() for _ in range(length))]
+                for name, loads, times in (
+                    (f"attention of {length} tokens", (system, chunk, again), 1),
+                    (f"turned attention of {length} tokens", turned, roundings),
+                ):
+                    copied, attended = (self._span(again.end, length) for _ in range(2))
+                    await self._request(prompt, f"{name}-copied", TransferPlan(loads, (copied,)))
+                    await self._request(prompt, name, TransferPlan(loads, (attended,), attends=True))
+                    await self._compare(name, copied, attended, one_token=False, times=times)
 
     async def _behind_shared(self, name: str, prompt: Sequence[int], expected: Span) -> None:
         """Compares ``prompt``'s second half, behind a shared first half, with ``expected``.

@@ -70,7 +70,7 @@ class FaultyAttention(NumbaAttention):
     def attend(self, number: int, query: Tensor, output: Tensor, plan: AttentionPlan, scale: float) -> None:
         if self._half.fault == "wrong turn":
             plan = replace(plan, deltas=-plan.deltas)
-        elif self._half.fault == "wrong scale":
+        elif self._half.fault == "wrong scale" or (self._half.fault == "wrong if long" and len(plan.tokens) > 48):
             scale *= 1.5
         elif self._half.fault == "missing segment":
             plan = replace(plan, pieces=plan.pieces[1:])

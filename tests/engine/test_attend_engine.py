@@ -38,14 +38,14 @@ async def test_a_sound_engine_attends(engine: ChunkEngine, oracle: Any) -> None:
     assert_exact(await ask(engine), oracle)
 
 
-@pytest.mark.parametrize("fault", ["wrong turn", "wrong scale", "missing segment"])
+@pytest.mark.parametrize("fault", ["wrong turn", "wrong scale", "wrong if long", "missing segment"])
 async def test_faults_are_caught(engine: ChunkEngine, fault: str) -> None:
     check = SelfCheck(engine.llm, engine.cache.config)
     engine.cache.clear()  # the check uses the pool's first pages
     await engine.llm.collective_rpc("inject_fault", args=(fault,))
     assert await engine.llm.reset_prefix_cache()
     try:
-        with pytest.raises(SelfCheckError, match="attention: loaded KV differs from computed KV"):
+        with pytest.raises(SelfCheckError, match=r"attention of \d+ tokens: loaded KV differs from computed KV"):
             await check.run_attention()
     finally:
         await engine.llm.collective_rpc("inject_fault", args=("none",))
@@ -62,7 +62,7 @@ async def test_rounding_of_large_keys_is_no_fault(model_path: Callable[[str], Pa
         engine.cache.clear()
         await engine.llm.collective_rpc("inject_fault", args=("wrong turn",))
         assert await engine.llm.reset_prefix_cache()
-        with pytest.raises(SelfCheckError, match="turned attention: loaded KV differs"):
+        with pytest.raises(SelfCheckError, match=r"turned attention of \d+ tokens: loaded KV differs"):
             await check.run_attention()
 
 
