@@ -169,7 +169,7 @@ def _pairs(keys: Tensor, rotary_dim: int, is_neox: bool) -> tuple[Tensor, Tensor
 
 
 class Rotations:
-    """Rotations of tokens by int64 `deltas` `[n]`, on any device, for layer after layer."""
+    """Rotations of tokens by int64 `deltas` `[n]`, for layer after layer, on CPUs: a device would be waited for."""
 
     def __init__(self, deltas: Tensor) -> None:
         distinct, self._which = torch.unique(deltas, return_inverse=True)

@@ -37,8 +37,7 @@ ALLOWED = {
     "kernels/attention/triton_attention.py": ({"tolist"}, "of the plan, which is on the CPU"),
     "kernels/layout.py": ({"cpu", "nonzero", "tolist"}, "at the start"),
     "kernels/reference.py": ({"tolist"}, "for tests"),
-    "kernels/rope.py": ({"cpu", "tolist"}, "tables at the start, and deltas, which are on the CPU"),
-    "kernels/torch_copier.py": ({"nonzero"}, "for CPUs"),
+    "kernels/rope.py": ({"cpu", "nonzero", "tolist"}, "tables at the start, and deltas, which are on the CPU"),
 }
 
 
