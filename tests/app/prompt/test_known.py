@@ -157,4 +157,5 @@ def test_forgotten_passages_cost_nothing():
             used.find("mine", ONE)
     assert texts(used, f"3999 {ONE}") == [f"3999 {ONE}"]
     fresh.find("mine", text)
-    assert cpu_seconds(used.find, "mine", text) < 4 * max(cpu_seconds(fresh.find, "mine", text), 0.0005)
+    took, took_fresh = (cpu_seconds(each.find, "mine", text, tries=30) for each in (used, fresh))
+    assert took < 4 * max(took_fresh, 0.0005)
