@@ -30,6 +30,7 @@ from cache.pool import ChunkBlockPool
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.start.support import is_quantized
 from engine_ext.wire.plan import Composition, Span, TransferPlan
+from kernels.attention.plan import PREFILL_TOKENS
 
 TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Of :func:`engine_ext.core.pages.relative_difference`. In transformers' bfloat16, SmolLM2 and Qwen2.5 reach 0.04."""
@@ -44,8 +45,6 @@ QUANTIZED_TOLERANCE: Final = 0.5
 layers."""
 _SYSTEM, _CHUNK, _QUESTION = 19, 45, 13
 """Tokens; system segment and chunk fill blocks of up to 64 tokens."""
-_LONG_QUESTION = 64
-"""Tokens; so many may be computed otherwise than few (:mod:`kernels.attention.amx_attention`)."""
 _MOST_TOKENS = 4
 """Tokens that are tried for the rotation, in 16 bits or fewer."""
 
@@ -102,7 +101,7 @@ class SelfCheck:
             again = replace(chunk, start=chunk.end, length=_CHUNK - 7, skipped=_SYSTEM + 7)
             turned = (replace(system, delta=3), chunk, replace(again, delta=_CHUNK + 11))
             roundings = ROUNDED_ONCE_MORE if self._is_coarse else 1
-            for length in (_QUESTION, _LONG_QUESTION):
+            for length in (_QUESTION, PREFILL_TOKENS):
                 prompt = [*context, *context[_SYSTEM + 7 :], *(self._random_token() for _ in range(length))]
                 for name, loads, times in (
                     (f"attention of {length} tokens", (system, chunk, again), 1),

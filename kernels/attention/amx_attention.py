@@ -11,19 +11,29 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.numba_attention import NumbaAttention
-from kernels.attention.plan import BLOCKS, POOL, AttendingRow, AttentionPlan, ChunkAttention, Segment, plan_step
+from kernels.attention.plan import (
+    BLOCKS,
+    PLACE_BITS,
+    POOL,
+    PREFILL_TOKENS,
+    AttendingRow,
+    AttentionPlan,
+    ChunkAttention,
+    Segment,
+    places_of,
+    plan_step,
+)
 from kernels.layout import PagedTensor
 from kernels.packed import is_packed
 from kernels.paged import LayerKV
 from kernels.rope import Rotations
 
-PREFILL_TOKENS = 48
-"""Tokens of one request from which on gathering takes less time than it saves."""
 TILE_TOKENS = 256
 """Tokens whose mask is in memory at once."""
 _NEVER = 1 << 30
@@ -107,9 +117,10 @@ class Prefill:
         lengths = torch.tensor([segment.length for segment in segments])
         self._keys = Rotations(torch.tensor([segment.delta for segment in segments]).repeat_interleave(lengths))
         sources = torch.tensor([segment.source for segment in segments]).repeat_interleave(lengths)
-        pages, places = _addresses(segments)
+        places = torch.from_numpy(places_of(np.array([run for segment in segments for run in segment.runs]))[0])
         self._pool, self._blocks = (
-            (pages[of_source], places[of_source]) for of_source in (sources == POOL, sources == BLOCKS)
+            (places[sources == source] >> PLACE_BITS, places[sources == source] & (1 << PLACE_BITS) - 1)
+            for source in (POOL, BLOCKS)
         )
         self._order = sources.argsort(stable=True).argsort()
 
@@ -132,10 +143,3 @@ class Prefill:
     def _read(self, pool: Tensor, blocks: PagedTensor) -> Tensor:
         """K or V of the keys, ``[k, H, D]``."""
         return torch.cat([pool[self._pool], blocks[self._blocks]])[self._order]
-
-
-def _addresses(segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
-    """The pages or blocks of the segments' tokens, and the tokens' places in them."""
-    pages, firsts, lengths = torch.tensor([run for segment in segments for run in segment.runs]).T
-    numbers = torch.arange(int(lengths.sum()))
-    return pages.repeat_interleave(lengths), numbers + (firsts - lengths.cumsum(0) + lengths).repeat_interleave(lengths)

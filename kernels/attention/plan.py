@@ -27,6 +27,9 @@ POOL, BLOCKS = 0, 1
 """Sources of keys and values."""
 
 
+PREFILL_TOKENS = 48
+"""Tokens of one request in a step from which on a kernel may compute them otherwise than few."""
+
 Run = tuple[int, int, int]
 """Consecutive tokens: their page or block, the first one's place in it, their number."""
 
@@ -164,7 +167,7 @@ def divide(plan: AttentionPlan, most_keys: int, most_users: int, most_entries: i
     Keys of a piece with no more users than that are in one unit each.
     """
     pieces, (token, turn, seen) = plan.pieces.numpy(), plan.users.numpy().T
-    places, starts = _places(plan.runs.numpy())
+    places, starts = places_of(plan.runs.numpy())
     num_parts = -(-seen // most_keys)
     bounds = np.cumsum(np.bincount(token + 1, num_parts)).astype(np.int64)
     slice_of = np.unique(bounds[:-1] // most_entries, return_inverse=True)[1]
@@ -191,8 +194,8 @@ def divide(plan: AttentionPlan, most_keys: int, most_users: int, most_entries: i
     return Units(*map(torch.from_numpy, (places, units, entries, by_token, bounds, slices)))
 
 
-def _places(runs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The places of all runs' tokens, and the number of each run's first one among them."""
+def places_of(runs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The places of all runs' tokens (see :class:`Units`), and the number of each run's first one among them."""
     page, at, length = runs.T
     starts = np.cumsum(length) - length
     first = (page << PLACE_BITS) + at - starts

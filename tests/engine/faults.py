@@ -17,7 +17,7 @@ from engine_ext.core.worker import PoolDescription, WorkerHalf
 from engine_ext.core.worker_extension import ChunkCacheWorkerExtension
 from engine_ext.wire.plan import BlockTransfer
 from kernels.attention.numba_attention import NumbaAttention
-from kernels.attention.plan import AttentionPlan
+from kernels.attention.plan import PREFILL_TOKENS, AttentionPlan
 from kernels.dispatch import copier_for
 from kernels.layout import BlockLayout, OperandLayout
 from kernels.rope import RotaryFrequencies
@@ -70,7 +70,9 @@ class FaultyAttention(NumbaAttention):
     def attend(self, number: int, query: Tensor, output: Tensor, plan: AttentionPlan, scale: float) -> None:
         if self._half.fault == "wrong turn":
             plan = replace(plan, deltas=-plan.deltas)
-        elif self._half.fault == "wrong scale" or (self._half.fault == "wrong if long" and len(plan.tokens) > 48):
+        elif self._half.fault == "wrong scale" or (
+            self._half.fault == "wrong if long" and len(plan.tokens) >= PREFILL_TOKENS
+        ):
             scale *= 1.5
         elif self._half.fault == "missing segment":
             plan = replace(plan, pieces=plan.pieces[1:])

@@ -13,15 +13,7 @@ from torch import Tensor
 from cache.windows import Window
 from engine_ext.core.attention.rows import BatchRow
 from engine_ext.wire.plan import Span, TransferPlan
-from kernels.attention.plan import (
-    BLOCKS,
-    AttendingRow,
-    ChunkAttention,
-    Run,
-    Segment,
-    Tail,
-    runs_of,
-)
+from kernels.attention.plan import BLOCKS, AttendingRow, ChunkAttention, Run, Segment, Tail, runs_of
 
 
 @dataclass(frozen=True, slots=True)
