@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Makes a folder of English text from Debian's packages, to train `tessera adapt` on.
+# Makes a folder of English text from Debian's packages, to train `tessera adapt` on; of a dictionary, the beginning.
 #
 #   sh research/training_documents.sh build/documents        # as root: installs html2text
 set -eu
@@ -16,7 +16,7 @@ for package in "$work"/*.deb; do
     dpkg-deb -x "$package" "$work/unpacked"
 done
 for dictionary in "$work"/unpacked/usr/share/dictd/*.dict.dz; do
-    zcat "$dictionary" | iconv -c -f utf-8 -t utf-8 >"$folder/$(basename "$dictionary" .dict.dz).txt" || true
+    zcat "$dictionary" | iconv -c -f utf-8 -t utf-8 | head -c 200000 >"$folder/$(basename "$dictionary" .dict.dz).txt" || true
 done
 for page in "$work"/unpacked/usr/share/doc/debian-handbook/html/en-US/*.html; do
     html2text -utf8 "$page" >"$folder/$(basename "$page" .html).txt"

@@ -99,6 +99,7 @@ def _prepared(args: argparse.Namespace) -> Any:
     checkpoint = args.work / _CHECKPOINT
     state = read_checkpoint(checkpoint, plan) if checkpoint.exists() else None
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = _dtype(folder, device)
     if device == "cpu":
         _check_memory(folder)
     template = Template(AutoTokenizer.from_pretrained(folder, local_files_only=True))
@@ -108,7 +109,7 @@ def _prepared(args: argparse.Namespace) -> Any:
     material = Material(passages, template, args.chunks, args.tasks, questions)
     say(f"{len(passages)} passages")
     with progress("loading the model"):
-        model = load(folder, device)
+        model = load(folder, device, dtype)
     student = Student(model, template.segments, args.seed, args.rank)
     with progress("reading held-out prompts"):
         trainer = Trainer(student, material, plan)
@@ -116,6 +117,20 @@ def _prepared(args: argparse.Namespace) -> Any:
         trainer.restore(state)
         say(f"resuming from step {trainer.progress.step} ({checkpoint})")
     return trainer
+
+
+def _dtype(folder: Path, device: str) -> Any:
+    """bfloat16 for models of this dtype, on CPUs only with instructions for it; else float32."""
+    import torch
+    from transformers import AutoConfig
+
+    from app.models.default_model import cpu_dtype
+    from machine.processor import cpu_flags
+
+    own = AutoConfig.from_pretrained(folder, local_files_only=True).dtype
+    if device == "cpu" and cpu_dtype(cpu_flags()) == "float32":
+        return torch.float32
+    return torch.bfloat16 if own == torch.bfloat16 else torch.float32
 
 
 def _check_memory(folder: Path) -> None:

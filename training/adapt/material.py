@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts for training, made from any documents: chunks as the server cuts them, and tasks about their sentences.
 
-No labels are needed, since the teacher is the model's own full attention. A task asks for something that is in one of
-the chunks, so that the model has to read them.
+No labels are needed, since the teacher is the model's own full attention. A task asks for something that is in the
+chunks, in one of them or in several, so that the model has to read them.
 """
 
 import asyncio
@@ -32,8 +32,12 @@ _SYSTEMS: Final = (
 _ABOUT: Final = ("What do the documents say about {}?", "Tell me about {}.", "What is known about {}?")
 _BLANK: Final = ('Fill in the blank: "{}"', 'Which words are missing here? "{}"', 'Complete from the documents: "{}"')
 _CONTINUE: Final = ('Continue this sentence from the documents: "{}"', 'How does this go on? "{}"')
+_BOTH: Final = ("What do the documents say about {}, and what about {}?", "Tell me about {} and {}.")
+_COUNT: Final = ("How many of the documents mention {}?", "In how many of the documents does {} occur?")
 _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 _MOST_ANSWER_TOKENS: Final = 48
+_ACROSS: Final = 0.4
+"""Share of tasks about several passages."""
 _HELD_OUT: Final = 10
 _BLOCKS: Final = (None, 16, 32)
 """Sizes of blocks that are shared in place, to which white space pads segments."""
@@ -49,7 +53,7 @@ class MaterialError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question and its answer, which is in a chunk."""
+    """A question and its answer, from the chunks."""
 
     question: str
     answer: str
@@ -81,7 +85,7 @@ def read_passages(folder: Path, tokenizer: SegmentTokenizer, most_tokens: int) -
 
 def tasks_of(text: str, rng: random.Random) -> Iterator[Task]:
     """Tasks about one passage, endlessly, each about a random sentence."""
-    sentences = [each.strip() for each in _SENTENCE.split(text) if len(each.split()) >= 5] or [text.strip()]
+    sentences = _sentences(text)
     while True:
         sentence = rng.choice(sentences)
         words = sentence.split()
@@ -96,6 +100,20 @@ def tasks_of(text: str, rng: random.Random) -> Iterator[Task]:
         else:
             cut = rng.randint(2, max(2, len(words) // 2))
             yield Task(rng.choice(_CONTINUE).format(" ".join(words[:cut]) + " …"), " ".join(words[cut:]) or sentence)
+
+
+def task_across(texts: Sequence[str], rng: random.Random) -> Task:
+    """A task about several passages: what two of them say, or how many mention something."""
+    sentences = [rng.choice(_sentences(text)) for text in rng.sample(texts, 2)]
+    names = [rng.choice(_names(sentence.split()) or sentence.split() or [sentence]) for sentence in sentences]
+    if rng.random() < 0.5:
+        return Task(rng.choice(_BOTH).format(*names), " ".join(sentences))
+    counted = sum(names[0].lower() in text.lower() for text in texts)
+    return Task(rng.choice(_COUNT).format(names[0]), str(counted))
+
+
+def _sentences(text: str) -> list[str]:
+    return [each.strip() for each in _SENTENCE.split(text) if len(each.split()) >= 5] or [text.strip()]
 
 
 def _names(words: Sequence[str]) -> list[str]:
@@ -173,14 +191,21 @@ class Material:
     def sample(self, part: Part, seed: int, number: int) -> Sample:
         """One of the samples of a part."""
         rng = random.Random(f"{part} {seed} {number}")
-        documents = rng.sample(self._passages[part], min(rng.choice(self._chunks), len(self._passages[part])))
+        passages = self._passages[part]
+        number_of_chunks = min(rng.choice(self._chunks), len(passages))
+        # As retrieval finds them: of one subject, or of several.
+        first = rng.randrange(len(passages) - number_of_chunks + 1)
+        found = passages[first : first + number_of_chunks] if rng.random() < 0.5 else passages
+        documents = rng.sample(found, number_of_chunks)
         system, tasks = rng.choice(_SYSTEMS), []
         if (questions := self._questions[part]) and rng.random() < 0.5:
             asked = rng.choice(questions)
             documents, system = list(asked.chunks), asked.system or system
             tasks.append(Task(asked.question, asked.answers[0] if asked.answers else REFUSAL))
+        texts = [each.text for each in documents]
         while len(tasks) < self._num_tasks:
-            tasks.append(next(tasks_of(rng.choice(documents).text, rng)))
+            is_across = len(texts) > 1 and rng.random() < _ACROSS
+            tasks.append(task_across(texts, rng) if is_across else next(tasks_of(rng.choice(texts), rng)))
         branches = tuple(self._template.branch(system, task) for task in tasks)
         return Sample(self._template.prompt(system, documents), branches, rng.choice(_BLOCKS))
 

@@ -22,12 +22,17 @@ class UnknownArchitectureError(ValueError):
     """The model's attention is not known; the message says what was found."""
 
 
-def load(folder: Path, device: str = "cpu") -> Any:
-    """The model for training rows; raises :class:`UnknownArchitectureError` if it doesn't read them exactly."""
+def load(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+    """The model for training rows; raises :class:`UnknownArchitectureError` if it doesn't read them exactly.
+
+    That is checked in float32, before its parameters become ``dtype``.
+    """
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     model.to(device).eval()
     if reason := _unknown(model) or _difference(model):
         raise UnknownArchitectureError(f"{type(model).__name__} can't be adapted: {reason}")
+    for parameter in model.parameters():  # RoPE's frequencies, which are none, stay float32
+        parameter.data = parameter.data.to(dtype)
     model.set_attn_implementation(_NAME)
     return model
 
@@ -66,10 +71,10 @@ AttentionInterface.register(_NAME, _attend)
 
 
 def _turned(key: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Keys rotated by RoPE's angles; pairs are (i, i + D / 2)."""
+    """Keys rotated by RoPE's angles, in float32, and rounded to their dtype; pairs are (i, i + D / 2)."""
     half = key.shape[-1] // 2
     swapped = torch.cat([-key[..., half:], key[..., :half]], dim=-1)
-    return key * cos + swapped * sin
+    return (key * cos + swapped * sin).to(key.dtype)
 
 
 def _angles(decoder: Any, turns: Tensor) -> tuple[Tensor, Tensor]:

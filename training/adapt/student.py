@@ -54,7 +54,10 @@ class Student:
         """The student's log probabilities ``[branch tokens, vocabulary]``."""
         row = self._row(sample, way)
         self._is_chunk = row.is_chunk[None, :, None].to(self.model.device)
-        return log_probabilities(self.model, row)
+        # The low-rank matrices are float32, and multiplied in the model's dtype.
+        dtype = self.model.dtype
+        with torch.autocast(self.model.device.type, dtype, enabled=dtype != torch.float32):
+            return log_probabilities(self.model, row)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The low-rank matrices, by name."""

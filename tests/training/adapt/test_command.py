@@ -8,9 +8,11 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from engine_ext.start.chunk_adapter import ChunkAdapter
 from engine_ext.start.weights import files_digest
+from machine import processor
 from training.adapt import command
 from training.adapt.command import main
 from training.adapt.trainer import Trainer
@@ -108,3 +110,22 @@ def test_no_model_or_too_little_memory(
     monkeypatch.setattr(command.psutil, "virtual_memory", lambda: memory)
     assert adapt() == 2
     assert "GiB of memory, and 1 GiB are free: stop other programs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("own", "flags", "device", "expected"),
+    [
+        ("bfloat16", {"avx512_bf16"}, "cpu", "bfloat16"),
+        ("bfloat16", {"amx_bf16"}, "cpu", "bfloat16"),
+        ("bfloat16", {"avx2"}, "cpu", "float32"),
+        ("bfloat16", {"avx2"}, "cuda", "bfloat16"),
+        ("float16", {"avx512_bf16"}, "cuda", "float32"),
+        ("float32", {"avx512_bf16"}, "cpu", "float32"),
+    ],
+)
+def test_a_model_is_trained_in_its_dtype_where_that_is_quick(
+    own: str, flags: set[str], device: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": own}))
+    monkeypatch.setattr(processor, "cpu_flags", lambda: frozenset(flags))
+    assert command._dtype(tmp_path, device) == getattr(torch, expected)

@@ -10,7 +10,18 @@ import pytest
 
 from app.documents.document import Document
 from tests.app.pdfs import make_pdf
-from training.adapt.material import LEAST_PASSAGES, Material, MaterialError, Task, Template, read_passages, tasks_of
+from training.adapt.material import _COUNT as COUNT
+from training.adapt.material import (
+    LEAST_PASSAGES,
+    Material,
+    MaterialError,
+    Task,
+    Template,
+    _sentences,
+    read_passages,
+    task_across,
+    tasks_of,
+)
 
 TEXT = "The Falcon station lies in Riga. It was built in 1957 by three brothers. Breakfast ends at nine."
 
@@ -22,9 +33,27 @@ def test_tasks_ask_for_something_in_the_passage() -> None:
     assert any("____" in task.question for task in tasks)
 
 
+def test_tasks_about_several_passages() -> None:
+    texts = [TEXT, "The Kestrel station lies in Riga as well.", "The Falcon trains go there each hour."]
+    tasks = [task_across(texts, random.Random(seed)) for seed in range(60)]
+    counts = [task for task in tasks if task.answer.isdigit()]
+    assert 10 < len(counts) < 50
+    for task in counts:
+        name = next(each for form in COUNT for each in [_filled(form, task.question)] if each)
+        assert int(task.answer) == sum(name.lower() in text.lower() for text in texts)
+    for task in set(tasks).difference(counts):
+        assert sum(any(sentence in task.answer for sentence in _sentences(text)) for text in texts) == 2
+
+
+def _filled(form: str, question: str) -> str | None:
+    before, _, after = form.partition("{}")
+    return question[len(before) : -len(after)] if question.startswith(before) and question.endswith(after) else None
+
+
 @pytest.mark.parametrize("text", ["One.", "word " * 300, "\n", "Ein Satz ohne Ende"])
 def test_any_text_gives_tasks(text: str) -> None:
     assert all(task.question for task in islice(tasks_of(text, random.Random(0)), 20))
+    assert all(task_across([text, text, TEXT], random.Random(seed)).question for seed in range(20))
 
 
 def test_samples_are_a_function_of_seed_and_step(material: Material) -> None:

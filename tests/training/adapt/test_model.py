@@ -39,6 +39,18 @@ def test_each_branch_is_read_as_the_reference_reads_it_alone(model: Any, folder:
         torch.testing.assert_close(found[first:start], expected, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("way", ["full", "offset"])
+def test_bfloat16_is_near_float32(model: Any, folder: Any, way: Any) -> None:
+    half = load(folder, dtype=torch.bfloat16)
+    assert {each.dtype for each in half.parameters()} == {torch.bfloat16}
+    assert half.model.rotary_emb.inv_freq.dtype == torch.float32
+    row = make_row(PROMPT, BRANCHES, way)
+    with torch.no_grad():
+        found, expected = log_probabilities(half, row), log_probabilities(model, row)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.1)
+    assert not torch.equal(found, expected)
+
+
 def test_gradients_flow_through_turned_keys(model: Any) -> None:
     log_probabilities(model, make_row(PROMPT, BRANCHES, "offset")).mean().backward()
     weight = model.model.layers[0].self_attn.k_proj.weight

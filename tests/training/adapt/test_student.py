@@ -58,6 +58,18 @@ def test_the_teacher_is_the_untouched_model(student: Student, material: Material
     assert torch.equal(student.taught(sample), expected)
 
 
+def test_matrices_of_a_bfloat16_model_are_trained_in_float32(
+    folder: Path, segments: SegmentTokenizer, material: Material
+) -> None:
+    student = Student(load(folder, dtype=torch.bfloat16), segments, seed=0, rank=4)
+    student.log_probabilities(material.sample("train", 0, 0), "offset").mean().backward()
+    parameters = student.parameters()
+    assert {each.dtype for each in parameters.values()} == {torch.float32}
+    gradients = {name: float(each.grad.abs().max()) for name, each in parameters.items()}
+    # The second matrices are zero at the start, so that the first have no gradient yet.
+    assert all((gradient > 0) == ("lora_B" in name) for name, gradient in gradients.items())
+
+
 def test_of_the_last_layer_only_keys_and_values_are_trained(student: Student, tmp_path: Path) -> None:
     student.save(tmp_path / "adapter")
     files = {path.name for path in (tmp_path / "adapter").iterdir()}
