@@ -5,7 +5,8 @@
     .venv/bin/python research/measure_recompute.py [MODEL] [FLAG ...]
 
 Over eight cached chunks of some 512 tokens, in new orders and with new questions; MODEL defaults to qwen2.5-coder-1.5b.
-Prints each way's times in ms by stage, and its ratio to full attention's.
+Prints each way's times in ms by stage, and its ratio to full attention's; then how long measuring the question's
+attention took, as a ratio to the whole time over cached chunks.
 """
 
 import statistics
@@ -23,9 +24,10 @@ from measuring.kit.texts import Texts, characters_per_token
 
 ROUNDS, CHUNKS, CHUNK_TOKENS = 6, 8, 512
 FULL: Final = "full attention"
+CACHED: Final = "as cached"
 WAYS: Final[dict[str, dict[str, Any]]] = {
     FULL: {"mode": "full"},
-    "as cached": {},
+    CACHED: {},
     "15 % anew": {"recompute": 0.15},
     "25 % anew": {"recompute": 0.25},
     "15 % again": {"reread": 0.15},
@@ -67,10 +69,18 @@ def _measure(url: str, texts: Texts) -> None:
             if number:  # the first computes the chunks
                 seen[way].append(found)
     for way, rounds in seen.items():
-        ratios = [one["first_token"] / full["first_token"] for one, full in zip(rounds, seen[FULL], strict=True)]
         stages = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
         told = ", ".join(f"{name} {value:.0f}" for name, value in stages.items())
-        print(f"{way}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}); {told}", flush=True)
+        print(f"{way}: {_ratio(rounds, 'first_token', seen[FULL])}; {told}", flush=True)
+    for way, rounds in seen.items():
+        if "select" in rounds[0]:
+            print(f"measuring for {way}, to {CACHED}: {_ratio(rounds, 'select', seen[CACHED])}", flush=True)
+
+
+def _ratio(rounds: list[dict[str, float]], stage: str, others: list[dict[str, float]]) -> str:
+    """The stage's times as ratios to the others' times to first token, round by round: median and range."""
+    ratios = [one[stage] / other["first_token"] for one, other in zip(rounds, others, strict=True)]
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 if __name__ == "__main__":

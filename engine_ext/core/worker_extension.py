@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from vllm.distributed.parallel_state import get_pp_group
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 
@@ -132,8 +133,11 @@ class ChunkCacheWorkerExtension:
         if unknown := [number for number in layers if not 0 <= number < len(names)]:
             return f"the model has no layer {unknown[0]}, but {len(names)} layers, from 0 on"
         third = len(names) // 3
-        measured = {names[i]: half.copier.layers[i] for i in layers or range(third, len(names) - third)}
-        half.readers.register(Probes(measured, self._request_ids))
+        measured = layers or range(third, len(names) - third)
+        # Another worker may have the layers behind this one's.
+        end = max(measured) + 1 if get_pp_group().is_last_rank else len(names)
+        computed = dict(zip(names[:end], half.copier.layers, strict=False))
+        half.readers.register(Probes(computed, frozenset(names[i] for i in measured), self._request_ids))
         return None
 
     def chunk_cache_prepare_decoding(self, budget_tokens: int) -> str | None:

@@ -2,8 +2,8 @@
 """vLLM's attention backend for CPUs, with attending rows, probes and sparse rows.
 
 Registered in place of vLLM's backend (:mod:`engine_ext.start.plugin`) on servers that need it. A step without any of
-these takes vLLM's own path untouched; in a mixed step, vLLM's own code computes the other tokens. Probes are computed
-by vLLM, too; their queries are read besides. So are tokens that read some blocks, each KV head with a table of its own.
+these takes vLLM's own path untouched; in a mixed step, vLLM's own code computes the other tokens. Tokens that read some
+blocks are computed by vLLM, too, each KV head with a table of its own.
 """
 
 from collections.abc import Sequence
@@ -40,14 +40,28 @@ class _Dense(NamedTuple):
     metadata: CPUAttentionMetadata
 
 
-class _Measured(NamedTuple):
-    """Tokens of probes, whose attention is measured beside its computation."""
+class _Tensors(NamedTuple):
+    """What a layer has of a step's tokens, and its KV cache."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    kv_cache: Tensor
+    output: Tensor
+
+
+class _Probed(NamedTuple):
+    """Tokens of probes."""
 
     probes: Probes
     rows: list[ProbingRow]
 
-    def measure(self, layer: str, query: Tensor, key: Tensor, scale: float) -> None:
-        self.probes.measure(layer, query, key, self.rows, scale)
+    def concerns(self, layer: str) -> bool:
+        return True
+
+    def compute(self, impl: "ChunkAttentionImpl", layer: Any, given: _Tensors) -> None:
+        query, key, value, _, output = given
+        self.probes.attend(layer.layer_name, query, key, value, output, self.rows, impl.scale)
 
 
 class _Attended(NamedTuple):
@@ -59,8 +73,8 @@ class _Attended(NamedTuple):
     def concerns(self, layer: str) -> bool:
         return True
 
-    def compute(self, impl: "ChunkAttentionImpl", layer: Any, query: Tensor, kv_cache: Tensor, output: Tensor) -> None:
-        self.requests.attend(layer.layer_name, query, output, self.step, impl.scale)
+    def compute(self, impl: "ChunkAttentionImpl", layer: Any, given: _Tensors) -> None:
+        self.requests.attend(layer.layer_name, given.query, given.output, self.step, impl.scale)
 
 
 class _Sparse(NamedTuple):
@@ -73,20 +87,19 @@ class _Sparse(NamedTuple):
     def concerns(self, layer: str) -> bool:
         return layer in self.selection.layers
 
-    def compute(self, impl: "ChunkAttentionImpl", layer: Any, query: Tensor, kv_cache: Tensor, output: Tensor) -> None:
-        chosen = query[self.step.tokens]
+    def compute(self, impl: "ChunkAttentionImpl", layer: Any, given: _Tensors) -> None:
+        chosen = given.query[self.step.tokens]
         table = self.selection.table(layer.layer_name, chosen, self.step, impl.scale)
-        output[self.step.tokens] = _of_heads(impl, layer, chosen, table, kv_cache, self.metadata)
+        given.output[self.step.tokens] = _of_heads(impl, layer, chosen, table, given.kv_cache, self.metadata)
 
 
 class _Plan(NamedTuple):
-    """A step beyond vLLM's attention: ``computed`` tokens, if any, ``dense`` ones beside them, and ``measured`` ones.
+    """A step beyond vLLM's attention: ``computed`` tokens, and ``dense`` ones beside them, if any.
 
-    A server has one kind of computed tokens at most: attending to the pool excludes a budget of blocks.
+    Attending to the pool, as probes do, and a budget of blocks exclude one another.
     """
 
-    measured: _Measured | None
-    computed: _Attended | _Sparse | None
+    computed: list[_Probed | _Attended | _Sparse]
     dense: _Dense | None
 
 
@@ -107,20 +120,20 @@ class ChunkAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
             return None
         starts, lengths = (each.tolist() for each in (common.query_start_loc_cpu, common.seq_lens))
         rows = rows_of(starts, lengths, common.block_table_tensor)
-        measured: _Measured | None = None
-        computed: _Attended | _Sparse | None = None
-        dense = None
+        computed, dense = list[_Probed | _Attended | _Sparse](), None
         for reader in readers:
             if not (step := reader.step(rows)):
                 continue
             match reader:
                 case Probes():
-                    measured = _Measured(reader, step)
+                    computed.append(_Probed(reader, step))
                 case AttendingRequests():
-                    computed, dense = _Attended(reader, step), self._dense(common, step.dense)
+                    computed.append(_Attended(reader, step))
+                    dense = self._dense(common, step.dense)
                 case DecodingSelection():
-                    computed, dense = self._sparse(common, reader, step), self._dense(common, step.dense)
-        return _Plan(measured, computed, dense) if measured or computed else None
+                    computed.append(self._sparse(common, reader, step))
+                    dense = self._dense(common, step.dense)
+        return _Plan(computed, dense) if computed else None
 
     def _dense(self, common: CommonAttentionMetadata, rows: Sequence[tuple[int, BatchRow]]) -> _Dense | None:
         if not rows:
@@ -164,9 +177,8 @@ class ChunkAttentionImpl(CPUAttentionBackendImpl):
     ) -> Tensor:
         """As vLLM's."""
         plan = _plan_of(attn_metadata)
-        if plan is not None and plan.measured is not None:
-            plan.measured.measure(layer.layer_name, query, key, self.scale)
-        if plan is None or plan.computed is None or not plan.computed.concerns(layer.layer_name):
+        computed = [each for each in plan.computed if each.concerns(layer.layer_name)] if plan is not None else []
+        if plan is None or not computed:
             result: Tensor = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
             return result
         if plan.dense is not None:
@@ -174,7 +186,9 @@ class ChunkAttentionImpl(CPUAttentionBackendImpl):
             dense = torch.empty_like(output[tokens])
             super().forward(layer, query[tokens], key, value, kv_cache, metadata, dense, *args, **kwargs)
             output[tokens] = dense
-        plan.computed.compute(self, layer, query, kv_cache, output.view(query.shape))
+        given = _Tensors(query, key, value, kv_cache, output.view(query.shape))
+        for each in computed:
+            each.compute(self, layer, given)
         return output
 
 

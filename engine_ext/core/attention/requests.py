@@ -18,12 +18,16 @@ from kernels.attention.plan import BLOCKS, AttendingRow, ChunkAttention, Run, Se
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """A request's context: its segments, their pages and tags, the number of tokens before its own; its windows."""
+    """A request's context: its segments, their pages and tags, the number of tokens before its own; its windows.
+
+    A request that ``is_probe`` is computed elsewhere (:mod:`.probes`).
+    """
 
     segments: tuple[Segment, ...]
     spans: tuple[Span, ...]
     num_tokens: int
     windows: tuple[Window, ...]
+    is_probe: bool
 
     @classmethod
     def of(cls, plan: TransferPlan, page_tokens: int) -> "_Context":
@@ -31,7 +35,7 @@ class _Context:
             Segment(runs_of(span.pages, page_tokens, span.skipped, span.length), span.length, span.delta)
             for span in plan.loads
         )
-        return cls(segments, plan.loads, plan.num_loaded_tokens, plan.windows)
+        return cls(segments, plan.loads, plan.num_loaded_tokens, plan.windows, plan.probe is not None)
 
     def rows(self, row: BatchRow, block_tokens: int) -> Iterator[AttendingRow]:
         """The attention of the request's tokens in a step."""
@@ -63,7 +67,10 @@ class _Context:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step with attending rows: their plan (:meth:`ChunkAttention.plan`), and the other rows with their numbers."""
+    """A step with attending rows: their plan (:meth:`ChunkAttention.plan`), if they aren't all of probes.
+
+    ``dense`` has the other rows with their numbers.
+    """
 
     plan: Any
     dense: list[tuple[int, BatchRow]]
@@ -106,19 +113,24 @@ class AttendingRequests:
 
     def step(self, rows: Sequence[BatchRow]) -> Step | None:
         """Plans a step; ``None`` if no row of it attends to the pool."""
-        attending, dense = list[list[AttendingRow]](), []
+        attending, dense = list[list[AttendingRow]](), list[tuple[int, BatchRow]]()
+        self._ran = {}
         for number, (request_id, row) in enumerate(zip(self._request_ids(), rows, strict=False)):
             context = self._contexts.get(request_id)
             if context is None:
                 dense.append((number, row))
-            else:
+                continue
+            if not context.is_probe:
                 attending.append(list(context.rows(row, self._block_tokens)))
-                self._ran[request_id] = row.blocks[(context.num_tokens - 1) // self._block_tokens]
-        return Step(self.attention.plan(attending), dense) if attending else None
+            self._ran[request_id] = row.blocks[(context.num_tokens - 1) // self._block_tokens]
+        if not self._ran:
+            return None
+        return Step(self.attention.plan(attending) if attending else None, dense)
 
     def attend(self, layer: str, query: Tensor, output: Tensor, step: Step, scale: float) -> None:
         """See :meth:`kernels.attention.plan.ChunkAttention.attend`."""
-        self.attention.attend(self.layers[layer], query, output, step.plan, scale)
+        if step.plan is not None:
+            self.attention.attend(self.layers[layer], query, output, step.plan, scale)
 
     def take_ran(self) -> list[tuple[str, int, tuple[Span, ...]]]:
         """The last step's requests: the block where each one's context ends, and its segments."""
