@@ -24,7 +24,9 @@ CHECK_EVERY: Final = 50
 _HELD_OUT_SAMPLES: Final = 12
 _PATIENCE: Final = 6
 """Checks without a better held-out loss before training ends."""
-_WARM_UP: Final = 20
+_WARM_UP: Final = 0.1
+"""Share of the steps, at the start, in which the rate rises."""
+_MOST_WARM_UP: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +140,9 @@ class Trainer:
         return kl_div(found, taught, reduction="sum", log_target=True) / len(found)
 
     def _relative_rate(self) -> float:
-        step = self.progress.step
-        return min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / self.plan.steps))
+        step, steps = self.progress.step, self.plan.steps
+        warm_up = min(_MOST_WARM_UP, math.ceil(_WARM_UP * steps))
+        return min(1.0, (step + 1) / warm_up) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
     def _values(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self._parameters.items()}

@@ -41,7 +41,7 @@ class _Dense(NamedTuple):
 
 
 class _Tensors(NamedTuple):
-    """What a layer has of a step's tokens, and its KV cache."""
+    """A step's tensors in one layer, and the layer's KV cache."""
 
     query: Tensor
     key: Tensor
