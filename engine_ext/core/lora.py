@@ -1,25 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters in the worker: tokens without one stay the plain model's."""
+"""Adapters on CPUs: each one's tokens are multiplied together, and tokens without one stay the plain model's.
+
+vLLM's operators for CPUs copy the adapter's matrices for each token, which takes several times as long as the model's
+own layers. And they give a token without an adapter the index -1 where others in the step have one, and so the last
+adapter's matrices.
+"""
+
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from vllm.lora.layers import BaseLayerWithLoRA
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 
-def keep_plain(model: nn.Module) -> None:
-    """Puts a matrix of zeros behind the adapters' second ones in each layer of a model on the CPU.
+class GroupedAdapters(PunicaWrapperCPU):
+    """vLLM's operators, those of linear layers by adapter."""
 
-    vLLM's operators for CPUs give a token without an adapter the index -1 where others in the step have one, and so
-    the last adapter's matrices.
-    """
+    @classmethod
+    def like(cls, wrapper: PunicaWrapperCPU) -> "GroupedAdapters":
+        """Return operators with the same state as vLLM's, which vLLM keeps up to date."""
+        grouped = cls.__new__(cls)
+        grouped.__dict__ = wrapper.__dict__
+        return grouped
+
+    def add_lora_linear(
+        self,
+        y: Tensor,
+        x: Tensor,
+        lora_a_stacked: tuple[Tensor, ...],
+        lora_b_stacked: tuple[Tensor, ...],
+        scale: float,
+        output_slices: tuple[int, ...],
+        **options: Any,
+    ) -> None:
+        """Add the adapters' updates to the output ``y`` of a linear layer, for its input ``x``."""
+        inputs, outputs = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        indices = self.token_lora_indices[: len(inputs)]
+        for adapter in indices.unique().tolist():
+            if adapter < 0:
+                continue
+            tokens = (indices == adapter).nonzero()[:, 0]
+            given, first = inputs[tokens], 0
+            for a, b, size in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
+                update = (given @ a[adapter, 0].T * scale) @ b[adapter, 0].T
+                outputs[:, first : first + size].index_add_(0, tokens, update.to(y.dtype))
+                first += size
+
+
+def group_adapters(model: nn.Module) -> None:
+    """Have a model on the CPU compute adapters so."""
     for layer in model.modules():
-        if isinstance(layer, BaseLayerWithLoRA) and hasattr(layer, "lora_b_stacked"):
-            found = layer.lora_b_stacked
-            layer.lora_b_stacked = (
-                _with_zeros(found) if isinstance(found, torch.Tensor) else tuple(map(_with_zeros, found))
-            )
-
-
-def _with_zeros(matrices: torch.Tensor) -> torch.Tensor:
-    """``[adapters, ...]`` with one more, of zeros."""
-    return torch.cat([matrices, torch.zeros_like(matrices[:1])])
+        if not isinstance(layer, BaseLayerWithLoRA):
+            continue
+        if isinstance(getattr(layer, "punica_wrapper", None), PunicaWrapperCPU):
+            layer.set_mapping(GroupedAdapters.like(layer.punica_wrapper))
+        # Embeddings and logits, which users' adapters may have, take vLLM's operators: -1 finds zeros.
+        if isinstance(stacked := getattr(layer, "lora_b_stacked", None), Tensor):
+            layer.lora_b_stacked = torch.cat([stacked, torch.zeros_like(stacked[:1])])

@@ -22,7 +22,7 @@ from engine_ext.core.attention.requests import attention_reason
 from engine_ext.core.connector import chunk_connector
 from engine_ext.core.file_server import TransferServer, listen, make_chain, on_all_cores
 from engine_ext.core.layers import UnsupportedModelError, attention_layers, specs_of
-from engine_ext.core.lora import keep_plain
+from engine_ext.core.lora import group_adapters
 from engine_ext.core.worker import PoolDescription, PoolSizeError, WorkerHalf
 from engine_ext.wire.prefix import blocks_address
 from engine_ext.wire.vllm_compat import IS_ASCENDS, draft_model_of
@@ -94,7 +94,7 @@ class ChunkCacheWorkerExtension:
         modules = self._modules
         model, drafter = self.model_runner.get_model(), draft_model_of(self.model_runner)
         if current_platform.is_cpu() and self.vllm_config.lora_config is not None:
-            keep_plain(model)
+            group_adapters(model)
         if not ascend.is_ascend():
             with self._maybe_get_memory_pool_context(tag=ascend.POOL_TAG):
                 return half.prepare(attention_layers(model, modules, half.kv_caches, drafter))
