@@ -3,12 +3,14 @@
 
 import asyncio
 import itertools
-import json
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from cache.manager import ChunkCacheManager
+from cache.positions.layout import PackedTokens, pack
 from cache.segments.chunk_ids import ChunkName, RegisteredText
 from cache.segments.hashing import CacheScope, ChunkHash
 from cache.segments.index import ChunkKVCache, SegmentIdentity
@@ -19,6 +21,43 @@ from replicas.document_keys import id_key
 logger = logging.getLogger(__name__)
 
 _FLUSH_S: Final = 0.1
+_KEY_BYTES: Final = 16
+
+
+def _whole(tokens: PackedTokens) -> PackedTokens:
+    if len(tokens) % len(pack((0,))):
+        raise ValueError("a part of a token")
+    return tokens
+
+
+_Tokens = Annotated[bytes, AfterValidator(_whole)]
+
+
+class _Strict(BaseModel):
+    """A part of a record. Its errors don't quote it: they go into the log, and a record has a document's text."""
+
+    model_config = ConfigDict(strict=True, val_json_bytes="hex", ser_json_bytes="hex", hide_input_in_errors=True)
+
+
+class _Segment(_Strict):
+    key: bytes = Field(min_length=_KEY_BYTES, max_length=_KEY_BYTES)
+    adapter: str
+    prefix: _Tokens
+    tokens: _Tokens = Field(min_length=1)
+    created_at: FiniteFloat
+    expires_at: FiniteFloat | None
+
+
+class _Record(_Strict):
+    """``namespace`` is ``None`` if it has a client's salt, which is a secret."""
+
+    id: str
+    namespace: str | None
+    text: str
+    title: str | None
+    context: str | None = None
+    segments: list[_Segment] = Field(fail_fast=True)
+    """The first wrong one ends it: a fault for each of millions would take memory."""
 
 
 class IdRecords:
@@ -97,25 +136,27 @@ class IdRecords:
         if tier is None:
             return
         try:
-            record = json.loads(data)
-            if name is None and record["namespace"] is not None:
-                name = ChunkName(record["namespace"], record["id"])
-            if name is not None and key == self._key(name) and name not in self._changed:
-                self._restore(name, record, tier)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            record = _Record.model_validate_json(data)
+        except ValidationError as error:
             # Whoever may write to the tier may have written it: the others are recalled nevertheless.
-            logger.warning("the record of a chunk id in tier %s is none: %r", tier, error)
+            first = error.errors()[0]
+            why = ": ".join(map(str, (*first["loc"], first["msg"])))
+            logger.warning("the record of a chunk id in tier %s is none: %s", tier, why)
+            return
+        if name is None and record.namespace is not None:
+            name = ChunkName(record.namespace, record.id)
+        if name is not None and key == self._key(name) and name not in self._changed:
+            self._restore(name, record, tier)
 
-    def _restore(self, name: ChunkName, record: dict[str, Any], tier: str) -> None:
-        content = RegisteredText(record["text"], record["title"], record.get("context"))
-        for each in record["segments"]:
-            key = ChunkHash(bytes.fromhex(each["key"]))
-            if each["expires_at"] is not None and each["expires_at"] <= self._clock():
+    def _restore(self, name: ChunkName, record: _Record, tier: str) -> None:
+        content = RegisteredText(record.text, record.title, record.context)
+        for each in record.segments:
+            key = ChunkHash(each.key)
+            if each.expires_at is not None and each.expires_at <= self._clock():
                 continue
             if (entry := self._find(key)) is None:
-                scope = CacheScope(name.namespace, each["adapter"])
-                identity = SegmentIdentity(scope, bytes.fromhex(each["prefix"]), bytes.fromhex(each["tokens"]))
-                entry = self._away.restore(key, identity, (tier,), each["created_at"], each["expires_at"])
+                identity = SegmentIdentity(CacheScope(name.namespace, each.adapter), each.prefix, each.tokens)
+                entry = self._away.restore(key, identity, (tier,), each.created_at, each.expires_at)
             self._ids.restore(name, content, key)
             self._holdings.add(id_key(*name), entry)
         if self._ids.registration(name) is None:
@@ -138,27 +179,27 @@ class IdRecords:
         content, keys = registration
         entries = map(self._find, sorted(keys))
         is_secret = "\0" in name.namespace  # it has a client's salt
-        record = {
-            "id": name.id,
-            "namespace": None if is_secret else name.namespace,
-            "text": content.text,
-            "title": content.title,
-            "context": content.context,
-            "segments": [_segment(entry) for entry in entries if entry is not None],
-        }
-        return json.dumps(record).encode()
+        record = _Record(
+            id=name.id,
+            namespace=None if is_secret else name.namespace,
+            text=content.text,
+            title=content.title,
+            context=content.context,
+            segments=[_segment(entry) for entry in entries if entry is not None],
+        )
+        return record.model_dump_json().encode()
 
     def _key(self, name: ChunkName) -> ChunkHash:
         return ChunkHash(record_key(self._fingerprint, *name))
 
 
-def _segment(entry: ChunkKVCache) -> dict[str, Any]:
+def _segment(entry: ChunkKVCache) -> _Segment:
     identity = entry.identity
-    return {
-        "key": str(entry.key),
-        "adapter": identity.scope.adapter,
-        "prefix": identity.prefix.hex(),
-        "tokens": identity.tokens.hex(),
-        "created_at": entry.created_at,
-        "expires_at": entry.expires_at,
-    }
+    return _Segment(
+        key=entry.key.digest,
+        adapter=identity.scope.adapter,
+        prefix=identity.prefix,
+        tokens=identity.tokens,
+        created_at=entry.created_at,
+        expires_at=entry.expires_at,
+    )

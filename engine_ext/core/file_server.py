@@ -26,7 +26,7 @@ from cache.tiers.tier import Address, Buffer
 from engine_ext.core.pages import WrongPagesError
 from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.chunk_file import LONGEST_HEADER, BlankFile, ChunkFileError, ChunkFileLabel, unpack_file
-from engine_ext.wire.id_record import LARGEST_RECORD, is_record_of
+from engine_ext.wire.id_record import LARGEST_RECORD, is_record_of, record_of
 from engine_ext.wire.worker_messages import (
     Answer,
     Drop,
@@ -188,7 +188,7 @@ class TransferServer:
 
     def _find_record(self, message: FindRecord, answer: Answer) -> None:
         names = [tier.name for tier in self._chain.tiers]
-        checked = partial(_checked, label=message.label)
+        checked = partial(_checked_record, label=message.label)
         found = self._chain.get(_address(message.label), LARGEST_RECORD, names, checked, Events(answer.events))
         answer.tier, answer.record = found or (None, b"")
         answer.num_bytes = len(answer.record)
@@ -218,8 +218,8 @@ def _give_way() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
-def _checked(data: Buffer, label: ChunkFileLabel) -> bytes:
-    unpack_file(data, label)
+def _checked_record(data: Buffer, label: ChunkFileLabel) -> bytes:
+    record_of(unpack_file(data, label))
     return bytes(data)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cache.segments.hashing import framed
+from engine_ext.wire.chunk_file import ChunkFileError
 from engine_ext.wire.prefix import engine_digest
 
 LARGEST_RECORD: Final = 64 << 20
@@ -33,5 +34,8 @@ def record_tensors(data: bytes) -> dict[str, Tensor]:
 
 
 def record_of(tensors: dict[str, Tensor]) -> bytes:
-    """The inverse of :func:`record_tensors`."""
-    return tensors["record"].numpy().tobytes()
+    """The inverse of :func:`record_tensors`; raises :class:`ChunkFileError` for other tensors."""
+    record = tensors.get("record")
+    if len(tensors) != 1 or record is None or record.dtype != torch.uint8:
+        raise ChunkFileError("no record of a chunk id")
+    return record.numpy().tobytes()

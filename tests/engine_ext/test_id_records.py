@@ -2,9 +2,11 @@
 """Ids are written to the tiers, and found there by another process."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
+import torch
 
 from cache.eviction.removal import Removal
 from cache.manager import ChunkCacheManager
@@ -12,6 +14,8 @@ from cache.segments.chunk_ids import ChunkName, RegisteredText, UnknownIdError
 from cache.segments.hashing import CacheScope, ChunkHash
 from engine_ext.chunks.id_records import IdRecords
 from engine_ext.chunks.transfers import TransferError
+from engine_ext.wire.chunk_file import ChunkFileError
+from engine_ext.wire.id_record import record_of, record_tensors
 from replicas.document_keys import id_key
 from tests.cache.helpers import Clock, fill, make_manager, tokens
 
@@ -109,6 +113,75 @@ async def test_a_record_that_is_none_keeps_no_other_from_being_recalled(
     await second.records._recall_all()
     assert second.manager.ids.content("default", "a") == TEXT
     assert "is none" in caplog.text
+
+
+OF_ALL = [5, True, 0.5, [], [[]], {}, {"": ""}]
+"""No field is any of these."""
+WRONG: dict[str, list[Any]] = {
+    "id": [*OF_ALL, None],
+    "namespace": OF_ALL,
+    "text": [*OF_ALL, None],
+    "title": OF_ALL,
+    "context": OF_ALL,
+    "segments": [5, True, None, "", "aa", {}, {"": ""}, [[]], [None], ["aa"], [5], [{}]],
+    "key": [*OF_ALL, None, "", "no hex", "aa", "aa" * 17],
+    "adapter": [*OF_ALL, None],
+    "prefix": [*OF_ALL, None, "no hex", "aa"],
+    "tokens": [*OF_ALL, None, "", "no hex", "aa"],
+    "created_at": [True, None, "", "5", [], [5], {}, float("nan"), float("inf")],
+    "expires_at": [True, "", "5", [], [5], {}, float("nan"), float("inf")],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in WRONG.items() for value in values])
+async def test_a_record_with_a_field_of_another_type_is_ignored_with_one_line(
+    field: str, value: Any, tier: FakeTransfers, first: Process, second: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whole, and for good: nothing of it is registered, it is not dropped as expired, and later ones are recalled."""
+    first.register()
+    later = ChunkName("default", "later")
+    first.register(later)
+    await first.records.flush()
+    key = second.records._key(NAME)
+    record = json.loads(tier.records[key])
+    if field in record:
+        record[field] = value
+    else:
+        record["segments"].append({**record["segments"][0], field: value})
+    tier.records[key] = json.dumps(record).encode()
+    before = dict(tier.records)
+    await second.records._recall_all()
+    assert [each.message.count("\n") for each in caplog.records] == [0]
+    assert "is none" in caplog.text
+    assert TEXT.text not in caplog.text
+    await second.records.recall(*NAME[:1], [NAME.id])
+    assert second.manager.ids.registration(NAME) is None
+    assert second.manager.ids.content(*later) == TEXT
+    await second.records.flush()
+    assert tier.records == before
+    second.manager.check_integrity()
+
+
+async def test_of_many_wrong_segments_one_is_told(
+    tier: FakeTransfers, first: Process, second: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file of a few megabytes would else become gigabytes of faults."""
+    first.register()
+    await first.records.flush()
+    key = second.records._key(NAME)
+    tier.records[key] = json.dumps({**json.loads(tier.records[key]), "segments": [0] * 100_000}).encode()
+    await second.records._recall_all()
+    assert "segments: 0: " in caplog.text
+    assert len(caplog.text) < 1000
+
+
+@pytest.mark.parametrize(
+    "tensors", [{}, {"other": torch.zeros(3, dtype=torch.uint8)}, {"record": torch.zeros(3, dtype=torch.bfloat16)}]
+)
+def test_a_file_without_a_record_is_told_from_one(tensors: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(ChunkFileError, match="no record"):
+        record_of(tensors)
+    assert record_of(record_tensors(b"data")) == b"data"
 
 
 async def test_another_process_finds_an_id_with_its_segments(
