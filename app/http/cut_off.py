@@ -7,10 +7,12 @@ from http import HTTPStatus
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from vllm.exceptions import VLLMValidationError
 
 from app.http.messages import is_event_stream
-from app.http.refusals import refusal
+from app.http.refusals import REASONS, refusal
 from engine_ext.client.engine import ChunkEngine
+from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +22,8 @@ class CutOffMiddleware:
 
     These are requests after the signal to stop or after the engine's death, requests that fail because of either, and
     requests that the HTTP server cancels. A stopping server waits for all others, which are counted. An event stream
-    that fails for another reason ends with an error event.
+    that fails for another reason, or is refused when it has begun, ends with an error event: ``/v1/responses`` asks the
+    engine only then.
     """
 
     def __init__(self, app: ASGIApp, engine: ChunkEngine) -> None:
@@ -58,12 +61,13 @@ class CutOffMiddleware:
             await self._app(scope, receive, noting)
         except (asyncio.CancelledError, Exception) as error:
             answer = self._ending()
-            is_defect = isinstance(error, Exception) and answer is None
-            if is_defect and not is_open_stream:
+            is_its_own = isinstance(error, Exception) and answer is None
+            if is_its_own and not is_open_stream:
                 raise
-            if is_defect:
-                logger.exception("an event stream failed mid-response")
-                await send({"type": "http.response.body", "body": _FAILED_EVENT})
+            if is_its_own:
+                if (refused := _refused(error)) is None:
+                    logger.exception("an event stream failed mid-response")
+                await send({"type": "http.response.body", "body": _event(refused or _FAILED)})
             elif not has_begun:
                 await (answer or _STOPPING)(scope, receive, send)
 
@@ -74,7 +78,21 @@ class CutOffMiddleware:
         return _DIED if self._engine.has_died else None
 
 
+def _refused(error: BaseException) -> JSONResponse | None:
+    """The refusal of a request, if an error is one; ``None`` if the server has failed."""
+    error = error.__cause__ or error  # Starlette's own comes from one that it could have answered before the stream
+    if isinstance(error, GracefulHTTPError):
+        status = HTTPStatus(error.http_status)
+        return refusal(status, REASONS.get(status, "refused"), str(error))
+    if isinstance(error, VLLMValidationError):
+        return refusal(HTTPStatus.BAD_REQUEST, "bad_request", str(error), parameter=error.parameter)
+    return None
+
+
+def _event(answer: JSONResponse) -> bytes:
+    return b'event: error\ndata: {"type": "error", ' + bytes(answer.body)[1:] + b"\n\n"
+
+
 _FAILED = refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "The answer failed; the server's log says why.")
-_FAILED_EVENT = b'event: error\ndata: {"type": "error", ' + bytes(_FAILED.body)[1:] + b"\n\n"
 _STOPPING = refusal(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", "The server is stopping.")
 _DIED = refusal(HTTPStatus.SERVICE_UNAVAILABLE, "engine_died", "The engine has died; the server ends.")

@@ -4,11 +4,14 @@
 import asyncio
 import json
 from contextlib import contextmanager
+from http import HTTPStatus
 
 import pytest
 from starlette.responses import Response
+from vllm.exceptions import VLLMValidationError
 
 from app.http.cut_off import CutOffMiddleware
+from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
 
@@ -98,6 +101,39 @@ async def test_a_stream_that_fails_says_so_in_its_last_event():
     assert (name, last.get("more_body", False)) == ("event: error", False)
     assert json.loads(data.removeprefix("data: "))["error"]["reason"] == "internal_error"
     assert "secret" not in data
+
+
+def refused(error, *, by_starlette):
+    """An app that refuses a request when its stream has begun; Starlette has an error of its own for that."""
+
+    async def app(scope, receive, send):
+        if by_starlette:
+            raise RuntimeError("response already started") from error
+        raise error
+
+    return begins(app)
+
+
+@pytest.mark.parametrize("by_starlette", [True, False])
+@pytest.mark.parametrize(
+    ("error", "code", "reason", "parameter"),
+    [
+        (GracefulHTTPError("no tokens are left", HTTPStatus.TOO_MANY_REQUESTS), 429, "limit_exceeded", None),
+        (GracefulHTTPError("for peers", HTTPStatus.FORBIDDEN), 403, "peers_only", None),
+        (GracefulHTTPError("a queue is full", HTTPStatus.SERVICE_UNAVAILABLE), 503, "not_now", None),
+        (VLLMValidationError("no such regex", parameter="regex"), 400, "bad_request", "regex"),
+    ],
+)
+async def test_a_stream_that_is_refused_when_it_has_begun_says_why(
+    error, code, reason, parameter, by_starlette, caplog
+):
+    _, last = await answered(refused(error, by_starlette=by_starlette))
+    name, data = last["body"].decode().strip().split("\n")
+    said = json.loads(data.removeprefix("data: "))
+    assert (name, said["type"], last.get("more_body", False)) == ("event: error", "error", False)
+    assert said["error"]["message"] == str(error)
+    assert [said["error"][each] for each in ("code", "reason", "param")] == [code, reason, parameter]
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
