@@ -35,7 +35,8 @@ Check = Callable[[Any], str | None]
 def check_fields(body: Mapping[str, Any], *, keeps_responses_apart: bool = True) -> None:
     """Check a body for vLLM; raise :class:`BadRequestError` naming the field at fault.
 
-    vLLM's store of responses is one for all tenants: without ``keeps_responses_apart`` nobody may name one.
+    vLLM's store of responses is one for all tenants: without ``keeps_responses_apart`` nobody may name one, or leave
+    one there, which would be computed when the request has ended, and its tenant's limits no longer count it.
     """
     if len(body) > MOST_ITEMS:
         raise BadRequestError(f"a body of more than {MOST_ITEMS} fields", "body")
@@ -47,8 +48,8 @@ def check_fields(body: Mapping[str, Any], *, keeps_responses_apart: bool = True)
     for name, check in _CHECKS.items():
         if body.get(name) is not None and (wrong := check(body[name])):
             raise BadRequestError(wrong, name)
-    for name in () if keeps_responses_apart else ("previous_response_id", "request_id"):
-        if body.get(name) is not None:
+    for name in () if keeps_responses_apart else ("previous_response_id", "request_id", "background"):
+        if body.get(name) not in (None, False):
             raise BadRequestError(f"{name}: vLLM keeps the responses of all tenants in one place", name)
 
 

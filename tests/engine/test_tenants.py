@@ -243,6 +243,41 @@ def test_all_that_is_computed_is_charged(
     assert int(again.headers["retry-after"]) > 60
 
 
+def test_a_stream_that_has_begun_says_that_its_tenants_tokens_are_used_up(server: TesseraServer, text: Text) -> None:
+    """vLLM begins streams of responses before it asks the engine; the log has no traceback of a refusal."""
+    bodies = [{"model": server.model, "input": text(300), "max_output_tokens": 2, "stream": True} for _ in range(6)]
+    begun = server.log.stat().st_size
+    with acting(server, LIMITED[10]), ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda body: server.client.post("/v1/responses", json=body), bodies))
+    refused = [each for each in answers if '"reason":"limit_exceeded"' in each.text.replace(" ", "")]
+    (answered,) = [each for each in answers if each not in refused]
+    assert "event: response.completed" in answered.text
+    assert any(each.status_code == 200 and "event: error" in each.text for each in refused)
+    assert "Traceback" not in server.log.read_bytes()[begun:].decode()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": ["a", "b", "c"]},
+        {"prompt": ["a", "b", "c"], "stream": True},
+        {"prompt": [[1, 2], [3, 4], [5, 6]]},
+        {"prompt": "a", "n": 3},
+        {"prompt": ["a", "b"], "n": 2},
+        {"prompt": "a", "n": 3, "use_beam_search": True},
+    ],
+)
+def test_each_prompt_and_each_answer_counts_among_those_that_run_at_once(
+    server: TesseraServer, fields: dict[str, Any]
+) -> None:
+    asked = {"model": server.model, "max_tokens": 2}
+    status, said = error(server, "two", "POST", "/v1/completions", json={**asked, **fields})
+    assert (status, said["reason"]) == (429, "limit_exceeded")
+    assert "its limit is 2" in said["message"]
+    status, said = error(server, "two", "POST", "/v1/completions", json={**asked, "prompt": ["a", "b"]})
+    assert status == 200, said  # what was refused has left its places
+
+
 def test_no_more_answers_than_run_at_once(server: TesseraServer) -> None:
     body = {"model": server.model, "prompt": "a", "n": 16_384, "max_tokens": 1}
     status, said = error(server, "acme", "POST", "/v1/completions", json=body)

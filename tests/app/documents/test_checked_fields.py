@@ -89,9 +89,15 @@ def test_any_json_can_be_checked(value):
         check_fields({"vllm_xargs": value, "structured_outputs": value, "response_format": value})
 
 
-@pytest.mark.parametrize("field", ["previous_response_id", "request_id"])
-def test_tenants_do_not_share_responses(field):
-    """vLLM finds any response by its id, and takes ids from requests."""
-    check_fields({field: "resp_1"})
+@pytest.mark.parametrize(
+    ("field", "value"), [("previous_response_id", "resp_1"), ("request_id", "resp_1"), ("background", True)]
+)
+def test_tenants_do_not_share_responses(field, value):
+    """vLLM finds any response by its id, takes ids from requests, and computes some in the background, unlimited."""
+    check_fields({field: value})
     with refused(field, "all tenants"):
-        check_fields({field: "resp_1"}, keeps_responses_apart=False)
+        check_fields({field: value}, keeps_responses_apart=False)
+
+
+def test_tenants_may_say_that_a_response_is_not_for_the_background():
+    check_fields({"background": False}, keeps_responses_apart=False)
