@@ -34,6 +34,8 @@ CLAIM_TTL_S = 3600
 """Lifetime of a claim that its replica does not repeat."""
 BATCH = 500
 """Documents per round trip of :meth:`RedisRegistry.publish`."""
+_WRONG_TYPE = "WRONGTYPE"
+"""How Redis begins to say that a key has another type than a command is for."""
 _HOLDING = struct.Struct("<I")
 _TIER_BITS = 2
 
@@ -117,7 +119,11 @@ class RedisRegistry:
                         pipe.hset(key, field, _HOLDING.pack(holding.tokens << _TIER_BITS | holding.tier))
                         pipe.expire(key, CLAIM_TTL_S)
                         pipe.delete(self._filler(document))
-                await pipe.execute()
+                # Else a single foreign key would keep the replica from publishing anything.
+                for answer in await pipe.execute(raise_on_error=False):
+                    if isinstance(answer, RedisError) and not str(answer).startswith(_WRONG_TYPE):
+                        raise answer
+                    self.num_invalid += isinstance(answer, RedisError)
 
     async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
         if not keys:

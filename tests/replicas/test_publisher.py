@@ -125,6 +125,97 @@ async def test_what_changed_while_redis_was_lost_is_right_afterwards(redis_serve
     assert running.left == []
 
 
+class Between:
+    """Stands between a registry and Redis. Passes everything on, or gives an ``answer`` of its own instead.
+
+    An empty answer closes the connection; silence is :data:`SILENCE`.
+    """
+
+    def __init__(self, redis_server):
+        self.port = redis_server.port
+        self.answer = None
+
+    async def __aenter__(self):
+        self.server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        self.url = f"redis://127.0.0.1:{self.server.sockets[0].getsockname()[1]}/0"
+        return self
+
+    async def __aexit__(self, *_):
+        self.server.close()
+
+    async def serve(self, reader, writer):
+        redis_reader, redis_writer = await asyncio.open_connection("127.0.0.1", self.port)
+        passing = asyncio.create_task(pass_on(redis_reader, writer))
+        with suppress(OSError):
+            while (asked := await reader.read(1 << 16)) and self.answer != b"":
+                if self.answer is None:
+                    redis_writer.write(asked)
+                elif self.answer is not SILENCE:
+                    writer.write(self.answer)
+        passing.cancel()
+        for each in (writer, redis_writer):
+            each.close()
+
+
+async def pass_on(reader, writer):
+    with suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+
+
+SILENCE = object()
+FALSE = {
+    "silence": SILENCE,
+    "closed": b"",
+    "half": b"$1000\r\nhalf",
+    "null": b"$-1\r\n" * 9,
+    "text": b"+OK\r\n" * 9,
+    "number": b":1\r\n" * 9,
+    "list": b"*0\r\n" * 9,
+    "no list": b"*-1\r\n" * 9,
+    "nested": b"*1\r\n" * 100_000,
+    "length": b"$99999999999999999999\r\n",
+    "no length": b"$x\r\n*x\r\n",
+    "no number": b":x\r\n" * 9,
+    "RESP3": b"%1\r\n+a\r\n~1\r\n>1\r\n#t\r\n" * 3,
+    "binary": bytes(range(256)) * 9,
+    "HTTP": b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n",
+    "read-only": b"-READONLY You can't write against a read only replica.\r\n" * 9,
+    "loading": b"-LOADING Redis is loading the dataset in memory\r\n" * 9,
+    "moved": b"-MOVED 1 127.0.0.1:1\r\n" * 9,
+    "locked": b"-NOAUTH Authentication required.\r\n" * 9,
+    "wrong type": b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n" * 9,
+    "odd error": b"-\xff\r\n" * 9,
+}
+
+
+@pytest.mark.parametrize("answer", FALSE.values(), ids=FALSE)
+async def test_a_redis_that_answers_falsely_is_told_everything_once_it_is_right_again(redis_server, answer):
+    async with Between(redis_server) as between, Running(between) as running:
+        old = entry_of(1)
+        running.holdings.add(key(1), old)
+        await running.until([key(1)], [10])
+        between.answer = answer
+        await eventually(lambda: running.publisher.num_errors >= 2)
+        running.holdings.removed(old.key)
+        running.holdings.add(key(2), entry_of(2, tokens=20))
+        await eventually(lambda: running.publisher.num_errors >= 4)
+        between.answer = None
+        await running.until([key(1), key(2)], [0, 20])
+        await eventually(lambda: running.publisher.is_up)
+        assert len(await running.registry.replicas()) == 1
+    assert running.left == []
+
+
+async def test_a_foreign_key_in_a_documents_place_keeps_no_other_document_from_being_claimed(redis_server):
+    redis_server.client.set(b"tessera:d:" + key(1).digest, "foreign")
+    async with Running(redis_server) as running:
+        for number in (1, 2):
+            running.holdings.add(key(number), entry_of(number))
+        await running.until([key(1), key(2)], [0, 10])
+        assert (running.publisher.num_errors, running.registry.num_invalid > 0) == (0, True)
+
+
 class Recording:
     """A registry that notes when it is told of which documents."""
 
@@ -178,7 +269,7 @@ async def test_a_redis_that_was_never_reached_is_told_once(redis_server, caplog)
 
 
 async def test_stored_documents_are_claimed_for_the_storage_and_outlive_the_replica(redis_server):
-    registry = RedisRegistry(redis_server.url, timeout_s=0.2)
+    registry = RedisRegistry(redis_server.url, timeout_s=1)
 
     async def is_claimed():
         return await registry.claims([key(1)]) == [[Claim("cafe", Holding(Tier.DISK, 10))]]
