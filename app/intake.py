@@ -25,7 +25,7 @@ from app.collections.retrievers import RetrieverFailedError
 from app.context import ServerContext
 from app.documents.cache_options import cache_salt_of, namespace_of, parse_cache_field
 from app.documents.checked_fields import check_fields, check_request_id
-from app.documents.document import BadRequestError
+from app.documents.document import BadRequestError, check_number
 from app.documents.found import Find, finder
 from app.documents.openai_documents import (
     EXTRACTORS,
@@ -261,6 +261,7 @@ async def take_in(context: ServerContext, request: RagRequest) -> tuple[Document
     retrieved = None
     if isinstance(request, RagChatRequest) and request.retrieve is not None:
         request, retrieved = await context.retrieval.fill(request, request.retrieve)
+    check_number(len(request.chunks), "chunks")  # before any is looked for in tiers
     by_id = [chunk.id for chunk in request.chunks if not isinstance(chunk, str) and chunk.text is None and chunk.id]
     ids, namespace = None, ""
     if by_id:

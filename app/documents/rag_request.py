@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, mo
 from vllm.exceptions import VLLMValidationError
 
 from app.documents.cache_options import CacheField
-from app.documents.document import BadRequestError, Document, check_number, checked_document
+from app.documents.document import BadRequestError, Document, checked_document
 from app.documents.openai_documents import DocumentsRequest
 from app.documents.retrieve_field import RetrieveField
 from cache.segments.chunk_ids import ChunkIds, GoneIdError, UnknownIdError
@@ -162,7 +162,6 @@ def documents_of(chunks: Sequence[str | RagChunk], ids: ChunkIds | None, namespa
 
     Raises :class:`BadRequestError`, :class:`UnknownIdError`, and :class:`GoneIdError` for a chunk no longer cached.
     """
-    check_number(len(chunks), "chunks")
     return [_document(chunk, i, ids, namespace) for i, chunk in enumerate(chunks)]
 
 

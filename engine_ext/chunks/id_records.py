@@ -107,7 +107,7 @@ class IdRecords:
         """Registers those of the ids that are unknown here and have a record."""
         if not self._is_kept:
             return
-        names = [ChunkName(namespace, id) for id in ids]
+        names = {ChunkName(namespace, id) for id in ids}
         unknown = [n for n in names if n not in self._changed and self._ids.registration(n) is None]
         await asyncio.gather(*(self._recall(self._key(name), name) for name in unknown))
 

@@ -205,6 +205,11 @@ async def test_another_process_finds_an_id_with_its_segments(
     assert tier.num_found == found  # a known id is not looked for
 
 
+async def test_an_id_that_is_asked_for_many_times_is_looked_for_once(tier: FakeTransfers, second: Process) -> None:
+    await second.records.recall("default", ["unknown"] * 1000)
+    assert tier.num_found == 1
+
+
 async def test_ids_of_another_namespace_are_not_found(first: Process, second: Process) -> None:
     first.register()
     await first.records.flush()

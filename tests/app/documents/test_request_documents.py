@@ -3,11 +3,14 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.documents.document import MOST_DOCUMENTS
 from app.documents.openai_documents import EXTRACTORS
 from app.documents.patterns import Pattern
 from app.documents.rag_request import RagChatRequest
@@ -16,6 +19,7 @@ from app.intake import take_in
 from app.settings import Settings
 from replicas.document_keys import id_key
 from tests.app.bodies import bodies
+from tests.app.helpers import refused
 from tests.fuzzing import ends, json_values
 from tests.support.context import make_context
 from tests.support.registries import InProcessRegistry
@@ -41,6 +45,16 @@ def ticket_keys(settings=None, **fields):
     request = RagChatRequest(**{"system": "S", "chunks": ["one", "two"], "question": "?", **fields})
     context = make_context(settings=settings or Settings(), registry=InProcessRegistry())
     return list(asyncio.run(take_in(context, request))[1].document_keys)
+
+
+def test_of_more_chunks_than_a_call_may_bring_none_is_looked_for():
+    """A look at the tiers for each would keep the ids of all others waiting."""
+    cache = Mock()
+    chunks = [{"id": str(number)} for number in range(MOST_DOCUMENTS + 1)]
+    request = RagChatRequest(chunks=chunks, question="?")
+    with refused("chunks", f"at most {MOST_DOCUMENTS} chunks"):
+        asyncio.run(take_in(make_context(engine=SimpleNamespace(cache=cache)), request))
+    assert not cache.mock_calls
 
 
 @pytest.mark.parametrize(
