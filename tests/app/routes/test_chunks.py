@@ -64,6 +64,9 @@ async def test_what_can_not_be_pinned_says_so():
         ("%20", 404, "no cached segment"),
         ("xyz", 400, "a key is hexadecimal"),
         ("fff", 400, "a key is hexadecimal"),
+        ("00ff,00ff", 400, "a key is hexadecimal"),
+        ("%D9%A3%D9%A3", 400, "a key is hexadecimal"),
+        ("ff" * 20_000, 404, "no cached segment"),
     ],
 )
 async def test_keys_that_name_nothing(manager, method, key, status, message):
@@ -71,6 +74,14 @@ async def test_keys_that_name_nothing(manager, method, key, status, message):
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (status, "key" if status == 400 else None)
     assert error["message"].startswith(message)
+
+
+@pytest.mark.parametrize("body", [{"keys": ["00ff"] * 100_000}, {"ids": 5}, [[]], "x", None])
+async def test_a_deletion_takes_nothing_from_its_body(manager, body):
+    """It drops the segment of its path, and no other."""
+    assert (await ask(manager, "DELETE", "/00ff", json=body)).status_code == 404
+    assert (await ask(manager, "DELETE", "", json=body)).status_code == 405
+    assert len(keys(manager)) == 2
 
 
 @pytest.mark.parametrize(

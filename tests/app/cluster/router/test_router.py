@@ -182,6 +182,48 @@ async def test_a_client_that_leaves_is_gone_for_the_replica_too(cluster, stand_i
     await eventually(nothing_is_left)
 
 
+PART = bytes(1 << 16)
+PARTS = 4096
+
+
+class Flood:
+    """Answers with 256 MiB, and counts the parts that were taken from it."""
+
+    def __init__(self):
+        self.num_taken = 0
+
+    async def __call__(self, scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        leaving = asyncio.create_task(wait_for_disconnect(scope, receive, send))
+        while self.num_taken < PARTS and not leaving.done():
+            await send({"type": "http.response.body", "body": PART, "more_body": True})
+            self.num_taken += 1
+        leaving.cancel()
+        await send({"type": "http.response.body"})
+
+    async def stands_still(self):
+        before = self.num_taken
+        await asyncio.sleep(0.5)
+        return self.num_taken == before > 0
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_of_an_answer_that_a_client_does_not_read_the_router_takes_no_more_than_sockets_hold(
+    cluster, stand_ins, leaves
+):
+    flood = Flood()
+    for stand_in in stand_ins:
+        stand_in.answer = flood
+    async with cluster.client.stream("POST", PATH, json=ASKED) as answer:
+        await eventually(flood.stands_still, 60)
+        assert flood.num_taken < PARTS / 4
+        if not leaves:
+            assert sum([len(part) async for part in answer.aiter_raw()]) == PARTS * len(PART)
+    if leaves:
+        await eventually(lambda: any(stand_in.disconnects for stand_in in stand_ins))
+        assert flood.num_taken < PARTS / 4
+
+
 async def test_cookies_of_a_replica_are_the_clients(cluster, stand_ins):
     for stand_in in stand_ins:
         stand_in.answer = Response(headers={"set-cookie": "session=a client's"})
