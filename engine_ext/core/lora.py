@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters on CPUs: each one's tokens are multiplied together, and tokens without one stay the plain model's.
+"""Adapters on CPUs: tokens are multiplied together, and those without an adapter stay the plain model's.
 
 vLLM's operators for CPUs copy the adapter's matrices for each token, which takes several times as long as the model's
 own layers. And they give a token without an adapter the index -1 where others in the step have one, and so the last
@@ -15,7 +15,7 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 
 class GroupedAdapters(PunicaWrapperCPU):
-    """vLLM's operators, those of linear layers by adapter."""
+    """vLLM's operators, but those of linear layers for all consecutive tokens with the same adapter at once."""
 
     @classmethod
     def like(cls, wrapper: PunicaWrapperCPU) -> "GroupedAdapters":
@@ -36,15 +36,16 @@ class GroupedAdapters(PunicaWrapperCPU):
     ) -> None:
         """Add the adapters' updates to the output ``y`` of a linear layer, for its input ``x``."""
         inputs, outputs = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
-        indices = self.token_lora_indices[: len(inputs)]
-        for adapter in indices.unique().tolist():
+        adapters, counts = self.token_lora_indices[: len(inputs)].unique_consecutive(return_counts=True)
+        end = 0
+        for adapter, count in zip(adapters.tolist(), counts.tolist(), strict=True):
+            tokens = slice(end, end := end + count)
             if adapter < 0:
                 continue
-            tokens = (indices == adapter).nonzero()[:, 0]
-            given, first = inputs[tokens], 0
+            first = 0
             for a, b, size in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
-                update = (given @ a[adapter, 0].T * scale) @ b[adapter, 0].T
-                outputs[:, first : first + size].index_add_(0, tokens, update.to(y.dtype))
+                update = (inputs[tokens] @ a[adapter, 0].T * scale) @ b[adapter, 0].T
+                outputs[tokens, first : first + size] += update
                 first += size
 
 

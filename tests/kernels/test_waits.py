@@ -28,7 +28,7 @@ ALLOWED = {
     "engine_ext/core/attention/decoding.py": ({"tolist"}, "likewise"),
     "engine_ext/core/attention/probes.py": ({"tolist"}, "likewise"),
     "engine_ext/core/attention/rows.py": ({"tolist"}, "likewise"),
-    "engine_ext/core/lora.py": ({"nonzero", "tolist"}, "on CPUs alone"),
+    "engine_ext/core/lora.py": ({"tolist"}, "on CPUs alone"),
     "engine_ext/core/moves.py": ({"synchronize"}, "waits on purpose, in threads beside the engine's"),
     "engine_ext/core/pages.py": ({"cpu", "tolist"}, "the self-check's comparison; tags, which are NumPy's"),
     "engine_ext/core/prefixes/worker.py": ({"tolist"}, "numbers of blocks, which are NumPy's"),
