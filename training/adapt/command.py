@@ -27,7 +27,7 @@ _EPILOG = """\
 Low-rank updates of the layers (LoRA) are trained, which run only where a chunk's keys and values are computed:
 questions, answers and everything without chunks stay the model's. OUTPUT gets the adapter for tessera serve, and
 adapted.json, which says for which model and positions it is. WORK gets checkpoint.pt and log.jsonl (losses as they
-come). An interrupted run is resumed by the same command.
+come). An interrupted run is resumed by the same command, and a finished one goes on with more --steps.
 
 examples:
   tessera adapt $(tessera model smollm2) --documents manuals --output adapter

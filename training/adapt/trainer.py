@@ -31,7 +31,10 @@ _MOST_WARM_UP: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Settings of a run, which a resumed run must have as well. ``weights`` is the digest of the model's files."""
+    """Settings of a run, which a resumed run must have as well, ``steps`` aside: a finished run may go on.
+
+    ``weights`` is the digest of the model's files.
+    """
 
     model: str
     weights: str
@@ -154,7 +157,9 @@ def read_checkpoint(path: Path, plan: Plan) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, weights_only=True)
     except (EOFError, OSError, RuntimeError, UnpicklingError) as error:
         raise ValueError(f"{path} can't be read as a checkpoint: remove it to start over") from error
-    if changed := [name for name, value in asdict(plan).items() if state["plan"].get(name) != value]:
+    if changed := [
+        name for name, value in asdict(plan).items() if name != "steps" and state["plan"].get(name) != value
+    ]:
         told = ", ".join(f"{name} {state['plan'].get(name)}" for name in changed)
         raise ValueError(f"{path} is of another run ({told}): give the same options, or remove it to start over")
     return state

@@ -71,6 +71,15 @@ def test_an_interrupted_run_is_resumed(
     assert json.loads((tmp_path / "out" / "adapted.json").read_text())["step"] == 3
 
 
+def test_a_finished_run_goes_on_with_more_steps(adapt: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert adapt() == 0
+    assert adapt("--steps", "5") == 0
+    assert "resuming from step 3" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "adapted.json").read_text())["step"] == 5
+    lines = [json.loads(line) for line in (tmp_path / "work" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5]
+
+
 def test_another_run_in_the_same_place(adapt: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert adapt() == 0
     capsys.readouterr()
