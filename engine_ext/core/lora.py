@@ -17,13 +17,6 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 class GroupedAdapters(PunicaWrapperCPU):
     """vLLM's operators, but those of linear layers for all consecutive tokens with the same adapter at once."""
 
-    @classmethod
-    def like(cls, wrapper: PunicaWrapperCPU) -> "GroupedAdapters":
-        """Return operators with the same state as vLLM's, which vLLM keeps up to date."""
-        grouped = cls.__new__(cls)
-        grouped.__dict__ = wrapper.__dict__
-        return grouped
-
     def add_lora_linear(
         self,
         y: Tensor,
@@ -54,8 +47,10 @@ def group_adapters(model: nn.Module) -> None:
     for layer in model.modules():
         if not isinstance(layer, BaseLayerWithLoRA):
             continue
-        if isinstance(getattr(layer, "punica_wrapper", None), PunicaWrapperCPU):
-            layer.set_mapping(GroupedAdapters.like(layer.punica_wrapper))
+        if isinstance(wrapper := getattr(layer, "punica_wrapper", None), PunicaWrapperCPU):
+            grouped = GroupedAdapters.__new__(GroupedAdapters)
+            grouped.__dict__ = wrapper.__dict__  # which vLLM keeps up to date
+            layer.set_mapping(grouped)
         # Embeddings and logits, which users' adapters may have, take vLLM's operators: -1 finds zeros.
         if isinstance(stacked := getattr(layer, "lora_b_stacked", None), Tensor):
             layer.lora_b_stacked = torch.cat([stacked, torch.zeros_like(stacked[:1])])
