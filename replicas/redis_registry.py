@@ -119,7 +119,7 @@ class RedisRegistry:
                         pipe.hset(key, field, _HOLDING.pack(holding.tokens << _TIER_BITS | holding.tier))
                         pipe.expire(key, CLAIM_TTL_S)
                         pipe.delete(self._filler(document))
-                # Else a single foreign key would keep the replica from publishing anything.
+                # A single foreign key must not keep the replica from publishing everything else.
                 for answer in await pipe.execute(raise_on_error=False):
                     if isinstance(answer, RedisError) and not str(answer).startswith(_WRONG_TYPE):
                         raise answer

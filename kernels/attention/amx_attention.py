@@ -19,13 +19,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from kernels.attention.numba_attention import NumbaAttention
 from kernels.attention.plan import (
     BLOCKS,
-    PLACE_BITS,
     POOL,
     PREFILL_TOKENS,
     AttendingRow,
     AttentionPlan,
     ChunkAttention,
     Segment,
+    page_and_token,
     places_of,
     plan_step,
 )
@@ -118,10 +118,7 @@ class Prefill:
         self._keys = Rotations(torch.tensor([segment.delta for segment in segments]).repeat_interleave(lengths))
         sources = torch.tensor([segment.source for segment in segments]).repeat_interleave(lengths)
         places = torch.from_numpy(places_of(np.array([run for segment in segments for run in segment.runs]))[0])
-        self._pool, self._blocks = (
-            (places[sources == source] >> PLACE_BITS, places[sources == source] & (1 << PLACE_BITS) - 1)
-            for source in (POOL, BLOCKS)
-        )
+        self._pool, self._blocks = (page_and_token(places[sources == source]) for source in (POOL, BLOCKS))
         self._order = sources.argsort(stable=True).argsort()
 
     def attend(self, layer: LayerKV, query: Tensor, output: Tensor, scale: float) -> None:

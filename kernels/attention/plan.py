@@ -202,6 +202,11 @@ def places_of(runs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
     return np.repeat(first, length) + np.arange(length.sum()), starts
 
 
+def page_and_token(places: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide places (see :class:`Units`) into pages or blocks and the tokens' places in them, int64 each."""
+    return places >> PLACE_BITS, places & (1 << PLACE_BITS) - 1
+
+
 def _changes(*keys: NDArray[np.int64]) -> Any:
     """Whether an element differs from the one before."""
     return np.logical_or.reduce([np.diff(key, prepend=-1) != 0 for key in keys])

@@ -165,7 +165,7 @@ async def test_a_record_with_a_field_of_another_type_is_ignored_with_one_line(
 async def test_of_many_wrong_segments_one_is_told(
     tier: FakeTransfers, first: Process, second: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file of a few megabytes would else become gigabytes of faults."""
+    """Without that, a list of all faults in a file of a few megabytes would take gigabytes."""
     first.register()
     await first.records.flush()
     key = second.records._key(NAME)

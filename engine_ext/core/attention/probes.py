@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine_ext.core.attention.rows import BatchRow
 from engine_ext.wire.plan import TransferPlan
-from kernels.attention.plan import PLACE_BITS, places_of, runs_of
+from kernels.attention.plan import page_and_token, places_of, runs_of
 from kernels.paged import LayerKV
 from kernels.rope import Rotations
 
@@ -35,11 +35,12 @@ class _Question:
     """
 
     def __init__(self, plan: TransferPlan, first: int, length: int) -> None:
-        self._plan = plan
+        self._probed_from = plan.probed_from or 0
         self._first, self._end = first, first + length
         self._num_rows = 0
         self._weights = torch.zeros(plan.num_loaded_tokens)
         self._by_token = torch.zeros(length if plan.probed_from is not None else 0, len(plan.loads))
+        self._span_of = torch.repeat_interleave(torch.tensor([span.length for span in plan.loads]))
 
     def add(self, first: int, paid: Tensor) -> None:
         """Add the attention ``[tokens, context]`` of the request's own tokens from ``first`` on, where they are its."""
@@ -48,12 +49,11 @@ class _Question:
         self._num_rows += len(paid)
         if len(self._by_token):
             first = max(first, self._first) - self._first
-            span_of = torch.repeat_interleave(torch.tensor([span.length for span in self._plan.loads]))
-            self._by_token[first : first + len(paid)].index_add_(1, span_of, paid)
+            self._by_token[first : first + len(paid)].index_add_(1, self._span_of, paid)
 
     def sums(self) -> Measured:
         """The measurements so far."""
-        kept = self._by_token[self._plan.probed_from or 0 :]
+        kept = self._by_token[self._probed_from :]
         return self._num_rows, self._weights.tolist(), kept.numpy().tobytes()
 
 
@@ -78,8 +78,7 @@ class _Running:
         spans = torch.tensor([span.length for span in plan.loads])
         self._turns = Rotations(torch.tensor([span.delta for span in plan.loads]).repeat_interleave(spans))
         runs = [run for span in plan.loads for run in runs_of(span.pages, page_tokens, span.skipped, span.length)]
-        places = torch.from_numpy(places_of(np.array(runs))[0])
-        self._places = places >> PLACE_BITS, places & (1 << PLACE_BITS) - 1
+        self._places = page_and_token(torch.from_numpy(places_of(np.array(runs))[0]))
         self._own: dict[str, tuple[Tensor, Tensor]] = {}
 
     def row(self, tokens: slice, end: int) -> "ProbingRow":
@@ -136,6 +135,7 @@ class Probes:
         self, layers: Mapping[str, LayerKV], measured: frozenset[str], request_ids: Callable[[], Sequence[str]]
     ) -> None:
         self._layers = layers
+        self._page_tokens = next(iter(layers.values())).key_pool.shape[1]
         self._measured_layers = measured
         self._request_ids = request_ids
         self._running: dict[str, _Running] = {}
@@ -144,12 +144,11 @@ class Probes:
 
     def update(self, started: Mapping[str, TransferPlan], ended: Iterable[str]) -> None:
         """Take in new probes, and forget ended ones."""
-        page_tokens = next(iter(self._layers.values())).key_pool.shape[1]
         for request_id in ended:
             self._running.pop(request_id, None)
         for request_id, plan in started.items():
             if plan.probe is not None:
-                self._running[request_id] = probe = _Running(plan, page_tokens)
+                self._running[request_id] = probe = _Running(plan, self._page_tokens)
                 self._measured[plan.probe] = probe.questions
 
     @property
