@@ -48,18 +48,24 @@ def answer_errors(app: FastAPI) -> None:
 
     for each in REFUSED:
         app.add_exception_handler(each, refused)
-    for kind in (ValueError, TypeError, OverflowError, NotImplementedError):
+    for kind in (ValueError, TypeError, OverflowError):
         if (vllms := app.exception_handlers.get(kind)) is not None:
             app.add_exception_handler(kind, _unless_defect(vllms))
+    app.add_exception_handler(NotImplementedError, _unless_defect(_not_implemented))
 
 
-def _unless_defect(vllms: Handler) -> Handler:
-    """The handler of errors that vLLM takes for the client's."""
+def _not_implemented(_: Request, error: Exception) -> Response:
+    """The refusal of what vLLM can't do: its own, 501, looks to proxies and clients like a server that fails."""
+    return refusal(HTTPStatus.BAD_REQUEST, "not_implemented", str(error))
+
+
+def _unless_defect(handler: Handler) -> Handler:
+    """The ``handler`` of errors that are the client's, unless our own code has raised them."""
 
     async def handled(request: Request, error: Exception) -> Response:
         if is_defect(error):
             return refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", str(defect_of(error)))
-        answer = vllms(request, error)
+        answer = handler(request, error)
         return answer if isinstance(answer, Response) else await answer
 
     return handled

@@ -75,7 +75,6 @@ _DESCRIPTIONS = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body, or the file, is too large.",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "This kind of file can't be split, or the body is of another kind than JSON.",
     HTTPStatus.TOO_MANY_REQUESTS: "The tenant has reached a limit; `Retry-After` says when to retry.",
-    HTTPStatus.NOT_IMPLEMENTED: "The model, or the server as it is configured, can't do this.",
     HTTPStatus.BAD_GATEWAY: "The server's retriever failed; `error.message` says why.",
     HTTPStatus.SERVICE_UNAVAILABLE: "The queue is full, or the server is stopping; `Retry-After` says when to retry.",
     HTTPStatus.INSUFFICIENT_STORAGE: "The collection's folder can't be written to; what it had is unchanged.",

@@ -54,7 +54,6 @@ REASONS: Final[dict[int, Reason]] = {
     422: "bad_request",
     429: "limit_exceeded",
     500: "internal_error",
-    501: "not_implemented",
     502: "retriever_failed",
     503: "not_now",
     507: "storage_failed",

@@ -39,7 +39,6 @@ def _links(key: str) -> dict[str, Any]:
         HTTPStatus.NOT_FOUND,
         HTTPStatus.CONFLICT,
         HTTPStatus.GONE,
-        HTTPStatus.NOT_IMPLEMENTED,
         HTTPStatus.SERVICE_UNAVAILABLE,
         links=_links("0/key"),
     ),

@@ -49,7 +49,6 @@ Namespace = Annotated[
     responses=answers(
         list[StoredFile | ComputedPassage | CollectionEnd],
         HTTPStatus.CONFLICT,
-        HTTPStatus.NOT_IMPLEMENTED,
         HTTPStatus.SERVICE_UNAVAILABLE,
         HTTPStatus.INSUFFICIENT_STORAGE,
     ),

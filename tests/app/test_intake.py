@@ -379,7 +379,13 @@ async def test_a_defect_of_ours_is_no_fault_of_a_request():
     async def of_vllm() -> None:
         int("a")
 
+    @app.post("/unsupported")
+    async def unsupported() -> None:
+        raise NotImplementedError("not for this model")
+
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         answer = await client.post("/ours")
         assert (answer.status_code, answer.json()["error"]["reason"]) == (500, "internal_error")
         assert (await client.post("/vllms")).status_code == 400
+        answer = await client.post("/unsupported")
+        assert (answer.status_code, answer.json()["error"]["reason"]) == (400, "not_implemented")

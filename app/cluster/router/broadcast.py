@@ -31,7 +31,7 @@ class Broadcast:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             words = "the router passes no WebSockets on: connect to one of the replicas (GET /v1/cluster)"
-            return await refusal(HTTPStatus.NOT_IMPLEMENTED, "not_implemented", words)(scope, receive, send)
+            return await refusal(HTTPStatus.BAD_REQUEST, "not_implemented", words)(scope, receive, send)
         if not concerns_all(scope):
             return await self._proxy(scope, receive, send)
         body = await read_body(receive)

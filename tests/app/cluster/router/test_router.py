@@ -471,6 +471,6 @@ async def test_a_web_socket_is_refused_in_words(cluster):
         async with connect(cluster.url.replace("http:", "ws:") + "/v1/realtime"):
             pass
     error = json.loads(refused.value.response.body)["error"]
-    assert (refused.value.response.status_code, error["reason"]) == (501, "not_implemented")
+    assert (refused.value.response.status_code, error["reason"]) == (400, "not_implemented")
     assert "connect to one of the replicas" in error["message"]
     assert (await cluster.client.get("/health")).status_code == 200
