@@ -25,6 +25,7 @@ from engine_ext.client.answer import Answer
 from engine_ext.client.background import BackgroundFills
 from engine_ext.client.call import EngineCall, KVForm, transfer_params, with_transfer_params, without_transfer_params
 from engine_ext.client.defects import blamed
+from engine_ext.client.grammars import Grammars
 from engine_ext.client.handed_over import HandedOver, ordinary_outputs
 from engine_ext.client.position_limit import limit_of
 from engine_ext.client.prefetch import Prefetches
@@ -88,6 +89,7 @@ class ChunkEngine:
         self.adapters = Adapters()
         self.background = BackgroundFills(llm, cache)
         self._prefetches = Prefetches(cache)
+        self._grammars = Grammars(llm)
         self.exchanges_requests = exchanges_requests
         self.decode_budget = decode_budget
         self.is_stopping = False
@@ -124,6 +126,8 @@ class ChunkEngine:
             _begin(caller.spending, prompt, request, sampling_params.n)
         call = EngineCall(self.llm, prompt, sampling_params, request_id, kwargs, self._position_limit)
         outputs = self._ordinary(call) if request is None else self._run(request, call)
+        if sampling_params.structured_outputs is not None:
+            outputs = self._grammars.structured(outputs, sampling_params.structured_outputs)
         if caller is None:
             return outputs
         are_deltas = sampling_params.output_kind is RequestOutputKind.DELTA
@@ -233,6 +237,7 @@ class ChunkEngine:
             logger.warning("stopping before %d requests were answered (--shutdown-timeout)", self._num_answering)
         if number := self.cache.num_to_store:
             logger.warning("stopping before %d segments were stored in tiers (--shutdown-timeout)", number)
+        self._grammars.close()
         self.llm.shutdown(None if timeout is None else max(0.0, left))
 
     @property

@@ -50,6 +50,17 @@ def test_a_prompt_too_long_names_its_segments(server: TesseraServer, text: Text)
     assert error["param"] == "chunks"
 
 
+def test_a_grammar_that_takes_too_long_is_refused_and_keeps_nobody_waiting(server: TesseraServer) -> None:
+    """The engine would compile it for hours, and nobody's else meanwhile."""
+    body = {"chunks": ["some text"], "question": "What?", "max_tokens": 2}
+    costly = {"grammar": "root ::= " + " ".join(['("a" | "b")*'] * 2000)}
+    error = server.post("/v1/rag/chat", {**body, "structured_outputs": costly}, status=400)["error"]
+    assert error["param"] == "structured_outputs"
+    assert "compiling it takes more than" in error["message"]
+    answer = server.chat(**body, structured_outputs={"choice": ["a"]})
+    assert answer["choices"][0]["message"]["content"] == "a"
+
+
 def test_max_tokens_default_to_what_is_left(server: TesseraServer, text: Text) -> None:
     response = server.chat(chunks=[text(8100)], question="What?", temperature=0, ignore_eos=True)
     assert response["usage"]["total_tokens"] == 8192

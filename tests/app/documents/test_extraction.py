@@ -25,7 +25,7 @@ def reader():
 
 
 def processes(reader: Extraction) -> set[int]:
-    return {process.pid for process in reader._running}
+    return {process.pid for process in reader._processes._running}
 
 
 async def test_one_process_reads_many_files(reader):
@@ -77,11 +77,12 @@ async def test_a_process_that_ends_is_replaced(reader, number):
 async def test_a_file_beyond_the_limits_fails_alone(reader, monkeypatch, tmp_path, limits, message):
     """The limits are set in the process: a module that it imports first lowers them there."""
     lowered = "\n".join(f"extraction.{name} = {value}" for name, value in limits.items())
+    program = f"from app.documents import extraction\n{lowered}\nextraction.answer_all(extraction._prepare)\n"
     for name, value in limits.items():
         monkeypatch.setattr(extraction, name, value)
-    (tmp_path / "lowered.py").write_text(f"from app.documents import extraction\n{lowered}\nextraction._main()\n")
+    (tmp_path / "lowered.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setattr(extraction, "_MODULE", "lowered")
+    monkeypatch.setattr(reader._processes, "_module", "lowered")
     with pytest.raises(UnreadableFileError, match=message):
         await reader.split(b"<p>a<td>b<b>" * (1 << 21), "a.html", 50)
     assert [each.text for each in await reader.split(b"text", "a.txt", 50)] == ["text"]
@@ -92,7 +93,7 @@ async def test_two_runs_give_the_same_and_leave_nothing_running(reader):
     with closing(Extraction(TOKENIZER)) as other:
         for name, file in files.items():
             assert await reader.split(file, name, 50) == await other.split(file, name, 50)
-        (process,) = other._running
+        (process,) = other._processes._running
     assert process.poll() is not None
 
 

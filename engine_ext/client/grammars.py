@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Structured outputs: what the engine must compile is compiled on trial first, within limits.
+
+The engine compiles a schema, grammar or pattern in one thread for all requests. It gives up a pattern after five
+seconds, though its work goes on, and all else never: a grammar of 30 KB would keep those of others waiting for hours.
+"""
+
+import json
+import resource
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import aclosing
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from engine_ext.client.processes import Answers, LimitedProcesses, WorkFailedError, answer_all
+from engine_ext.client.threads import in_thread
+
+if TYPE_CHECKING:  # the processes need no engine
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from engine_ext.client.request import Outputs
+
+MAX_SECONDS: Final = 5
+"""As many as vLLM gives to a pattern."""
+MAX_MEMORY_BYTES: Final = 256 << 20
+_PROCESSES: Final = 2
+_MOST_REMEMBERED: Final = 4096
+_COMPILING_BACKENDS: Final = ("auto", "xgrammar")
+"""vLLM's others compile while they generate, or are an administrator's choice."""
+
+
+class Grammars:
+    """Refuses what takes too long to compile; remembers what it has seen."""
+
+    def __init__(self, llm: "AsyncLLM") -> None:
+        self._llm = llm
+        self._processes = LimitedProcesses("engine_ext.client.grammars", self._tokenizer, _PROCESSES)
+        self._is_cheap: OrderedDict[bytes, bool] = OrderedDict()
+        self.close = self._processes.close
+
+    async def structured(self, outputs: "Outputs", asked: "StructuredOutputsParams") -> "Outputs":
+        """The outputs of a request; raises :class:`VLLMValidationError` before the first one."""
+        is_first = True
+        async with aclosing(outputs):
+            await self._check(asked)
+            async for output in outputs:
+                if is_first and any(each.finish_reason == "error" for each in output.outputs):
+                    raise _refusal("the engine could not compile it, or not in time")
+                is_first = False
+                yield output
+
+    async def _check(self, asked: "StructuredOutputsParams") -> None:
+        """Raises :class:`VLLMValidationError`. What is no valid schema, grammar or pattern is left to vLLM."""
+        config = self._llm.vllm_config.structured_outputs_config
+        if config.backend not in _COMPILING_BACKENDS or (key := await in_thread(_compiled, asked)) is None:
+            return
+        digest = sha256(f"{key.kind} ".encode() + key.text).digest()
+        if digest not in self._is_cheap:
+            about = {"kind": key.kind, "any_whitespace": not config.disable_any_whitespace}
+            try:
+                await self._processes.ask(about, key.text, MAX_SECONDS)
+            except WorkFailedError:
+                self._is_cheap[digest] = False
+            else:
+                self._is_cheap[digest] = True
+            if len(self._is_cheap) > _MOST_REMEMBERED:
+                self._is_cheap.popitem(last=False)
+        if not self._is_cheap[digest]:
+            raise _refusal(f"compiling it takes more than {MAX_SECONDS} s, or {MAX_MEMORY_BYTES >> 20} MiB")
+
+    def _tokenizer(self) -> bytes:
+        """The tokenizer as the engine's compiler sees it."""
+        from xgrammar import TokenizerInfo
+
+        size = self._llm.model_config.get_vocab_size()
+        info = TokenizerInfo.from_huggingface(self._llm.renderer.tokenizer, vocab_size=size)
+        return str(info.serialize_json()).encode()
+
+
+class _Compiled(NamedTuple):
+    kind: str
+    text: bytes
+
+
+def _compiled(asked: "StructuredOutputsParams") -> _Compiled | None:
+    """The constraint that the engine will compile; ``None`` if it is vLLM's own, or no JSON."""
+    from vllm.v1.structured_output.backend_guidance import has_guidance_unsupported_json_features
+    from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
+    from vllm.v1.structured_output.request import get_structured_output_key
+    from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
+
+    if asked.all_constraints_none() or asked.json_object is not None:
+        return None
+    if asked.choice is not None:
+        kind, text = "grammar", choice_as_grammar(asked.choice)
+    else:
+        option, text = get_structured_output_key(asked)
+        kind = "lark" if asked.grammar is not None and grammar_is_likely_lark(text) else option.name.lower()
+    if kind == "json":
+        try:
+            schema = json.loads(text)
+        except ValueError:
+            return None
+        if has_guidance_unsupported_json_features(schema) and has_xgrammar_unsupported_json_features(schema):
+            # vLLM would take Outlines, which never ends either, and for all requests from then on.
+            raise _refusal("no backend supports patternProperties together with the other keywords of this schema")
+    return _Compiled(kind, text.encode("utf-8", "surrogatepass"))
+
+
+def _refusal(why: str) -> "VLLMValidationError":
+    from vllm.exceptions import VLLMValidationError
+
+    message = f"the schema, grammar or pattern can't be used: {why}"
+    return VLLMValidationError(message, parameter="structured_outputs")
+
+
+def _prepare(tokenizer: bytes) -> Answers:
+    import xgrammar
+
+    info = xgrammar.TokenizerInfo.deserialize_json(tokenizer.decode())
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    _limit_memory()
+
+    def structural_tag(text: str) -> None:
+        tag = json.loads(text)
+        if "structures" not in tag:
+            compiler.compile_structural_tag(text)
+            return
+        items = [
+            xgrammar.StructuralTagItem(begin=each["begin"], schema=json.dumps(each["schema"]), end=each["end"])
+            for each in tag["structures"]
+        ]
+        compiler.compile_structural_tag(items, tag["triggers"])
+
+    def answers(about: dict[str, Any], text: bytes) -> Iterator[Any]:
+        compile_kind = {
+            "json": partial(compiler.compile_json_schema, any_whitespace=about["any_whitespace"]),
+            "regex": compiler.compile_regex,
+            "grammar": compiler.compile_grammar,
+            "lark": compiler.compile_lark,
+            "structural_tag": structural_tag,
+        }[about["kind"]]
+        try:
+            compile_kind(text.decode("utf-8", "surrogatepass"))
+        except MemoryError:
+            raise
+        except Exception as error:
+            yield str(error)[:200]
+
+    return answers
+
+
+def _limit_memory() -> None:
+    """To what its data has now and some more; not its addresses, of which PyTorch maps many that it never uses."""
+    data = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (data + MAX_MEMORY_BYTES,) * 2)
+
+
+if __name__ == "__main__":
+    answer_all(_prepare)
