@@ -42,7 +42,7 @@ collections_size = "64MiB"
 CHUNKS, TOKENS, QUESTIONS, THREADS = 6, 128, 8, 8
 SLOW_S = 3.0
 _FORK: Final = multiprocessing.get_context("fork")
-FLAGS: Final = ("--max-model-len", "4096", "--chunk-cache-memory", "512MiB", "--dtype", "float32")
+FLAGS: Final = ("--max-model-len", "4096", "--chunk-cache-memory", "512MiB")
 
 
 class Hostile:
