@@ -74,8 +74,7 @@ class TenantLimits:
         try:
             self.refuse_without_tokens()
             _refuse_without("requests", self._requests)
-            if self._requests is not None:
-                self._requests.take(1)
+            self.count_requests(1)
             yield running
         finally:
             running.close()
@@ -90,6 +89,11 @@ class TenantLimits:
     def leave_places(self, number: int) -> None:
         """Count these as running no longer."""
         self._running -= number
+
+    def count_requests(self, number: int) -> None:
+        """Counts requests of this minute."""
+        if self._requests is not None:
+            self._requests.take(number)
 
     def refuse_without_tokens(self) -> None:
         """Raises :class:`LimitExceededError` if no tokens are left."""
@@ -108,6 +112,9 @@ class TenantLimits:
 class _Running(Spending):
     """A running request: one place among those that run at once, and one for each answer beyond the first.
 
+    It counts as many requests as the most places that it has had: the engine answers each prompt of a list, and a beam
+    takes its place anew for each token.
+
     Many requests start beside one another while tokens are left. So the first charge looks again: else each of them
     would run at the others' expense.
     """
@@ -116,6 +123,7 @@ class _Running(Spending):
         self._limits = limits
         self._has_begun = False
         self._num_answers = 0
+        self._most_places = 1
 
     @property
     def num_places(self) -> int:
@@ -127,6 +135,8 @@ class _Running(Spending):
         self._limits.take_places(max(1, self._num_answers + num_answers) - self.num_places)
         self._has_begun = True
         self._num_answers += num_answers
+        self._limits.count_requests(max(0, self.num_places - self._most_places))
+        self._most_places = max(self._most_places, self.num_places)
         self.charge(num_tokens)
 
     def charge(self, num_tokens: int) -> None:

@@ -278,6 +278,16 @@ def test_each_prompt_and_each_answer_counts_among_those_that_run_at_once(
     assert status == 200, said  # what was refused has left its places
 
 
+def test_each_prompt_counts_among_the_requests_of_a_minute(server: TesseraServer) -> None:
+    asked = {"model": server.model, "max_tokens": 2}
+    with acting(server, "three"):
+        answer = server.client.post("/v1/completions", json={**asked, "prompt": ["a", "b", "c"]})
+        assert answer.status_code == 200
+        again = server.client.post("/v1/completions", json={**asked, "prompt": "a"})
+    assert (again.status_code, again.json()["error"]["reason"]) == (429, "limit_exceeded")
+    assert "requests per minute are used up" in again.json()["error"]["message"]
+
+
 def test_no_more_answers_than_run_at_once(server: TesseraServer) -> None:
     body = {"model": server.model, "prompt": "a", "n": 16_384, "max_tokens": 1}
     status, said = error(server, "acme", "POST", "/v1/completions", json=body)

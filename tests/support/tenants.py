@@ -7,11 +7,12 @@ from app.access.tenants import hash_of
 
 LIMITED = [f"limited-{number}" for number in range(11)]
 """Each for one test, since what one has used up stays so."""
-KEYS = {name: f"{name}-key" for name in ("acme", "beta", "tiny", "two", "root", *LIMITED)}
+KEYS = {name: f"{name}-key" for name in ("acme", "beta", "tiny", "two", "three", "root", *LIMITED)}
 _MAY = {
     **dict.fromkeys(("acme", "beta"), 'roles = ["chat", "ingest"]\nnamespaces = ["public"]'),
     **dict.fromkeys(LIMITED, 'roles = ["chat", "ingest"]\ntokens_per_minute = 100'),
     "two": "concurrent_requests = 2",
+    "three": "requests_per_minute = 3",
     "tiny": 'roles = ["chat", "ingest"]\ncache_segments = 3',
     "root": 'roles = ["chat", "ingest", "admin"]',
 }

@@ -43,6 +43,36 @@ def test_requests_per_minute(clock):
     use(two)
 
 
+def test_each_prompt_and_each_answer_is_a_request_of_the_minute(clock):
+    some = limits(clock, requests_per_minute=10)
+    with some.request() as listed:
+        for _ in range(3):  # prompts
+            listed.begin(1, 2)
+        listed.end(6)
+    use(some)
+    with some.request() as last:
+        last.begin(1, 6)  # more than are left, which those after it wait for
+        last.end(6)
+    with pytest.raises(LimitExceededError, match="requests per minute are used up") as caught:
+        use(some)
+    assert caught.value.retry_after_s == 24
+    clock.now += 24
+    use(some)
+
+
+def test_the_beams_of_an_answer_are_counted_once(clock):
+    """The engine is asked for each beam's next token."""
+    some = limits(clock, requests_per_minute=4)
+    with some.request() as searching:
+        for number in (1, 3, 3, 3):
+            for _ in range(number):
+                searching.begin(1, 1)
+            searching.end(number)
+    use(some)
+    with pytest.raises(LimitExceededError):
+        use(some)
+
+
 def test_a_debt_of_tokens_is_paid_before_anything_else_starts_and_refused_requests_cost_nothing(clock):
     """An answer's cost is unknown at its start."""
     both = limits(clock, requests_per_minute=2, tokens_per_minute=1000)
