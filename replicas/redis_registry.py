@@ -11,20 +11,23 @@ have a database each.
 
 import asyncio
 import json
+import logging
 import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ReadOnlyError, RedisError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError
 
 from cache.segments.holdings import DocumentKey, Holding, Tier
 from replicas.registry import FILL_S, Claim, Found, RegistryError, Replica
 from replicas.signing import PeerKey, unverified
+
+logger = logging.getLogger(__name__)
 
 PREFIX = b"tessera:"
 _PURPOSE = "heartbeat"
@@ -71,14 +74,14 @@ class RedisRegistry:
             pipe.exists(heartbeat)
             pipe.set(heartbeat, self._sealed(json.dumps(replica.to_dict()).encode()), px=self._lease_ms)
             pipe.sadd(self._replicas, replica.id)
-            known, *_ = await pipe.execute()
+            known, *_ = await self._executed(pipe)
         return bool(known)
 
     async def leave(self, replica_id: str) -> None:
         async with self._round_trip(transaction=True) as pipe:
             pipe.delete(self._heartbeat(replica_id.encode()))
             pipe.srem(self._replicas, replica_id)
-            await pipe.execute()
+            await self._executed(pipe)
 
     async def replicas(self) -> list[Replica]:
         members, heartbeats = await self._heartbeats_of(self._ids)
@@ -88,7 +91,7 @@ class RedisRegistry:
         if gone := [id for id, value in heartbeats.items() if value is None]:
             async with self._round_trip() as pipe:
                 pipe.srem(self._replicas, *gone)
-                await pipe.execute()
+                await self._executed(pipe)
         found = []
         for id, value in heartbeats.items():
             if value is not None and (replica := self._replica(id, value)) is not None:
@@ -102,7 +105,7 @@ class RedisRegistry:
             pipe.smembers(self._replicas)
             if ids:
                 pipe.mget([self._heartbeat(id) for id in ids])
-            members, *values = await pipe.execute()
+            members, *values = await self._executed(pipe)
             return set(map(_binary, members)), {
                 id: None if value is None else _binary(value) for id, value in zip(ids, *(values or [()]), strict=True)
             }
@@ -119,11 +122,7 @@ class RedisRegistry:
                         pipe.hset(key, field, _HOLDING.pack(holding.tokens << _TIER_BITS | holding.tier))
                         pipe.expire(key, CLAIM_TTL_S)
                         pipe.delete(self._filler(document))
-                # A single foreign key must not keep the replica from publishing everything else.
-                for answer in await pipe.execute(raise_on_error=False):
-                    if isinstance(answer, RedisError) and not str(answer).startswith(_WRONG_TYPE):
-                        raise answer
-                    self.num_invalid += isinstance(answer, RedisError)
+                await self._executed(pipe)
 
     async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
         if not keys:
@@ -131,9 +130,7 @@ class RedisRegistry:
         async with self._round_trip() as pipe:
             for document in keys:
                 pipe.hgetall(self._claims(document))
-            # A key of another type is an error of that key alone.
-            found = await pipe.execute(raise_on_error=False)
-            return [self._parsed(fields) for fields in found]
+            return [self._parsed(fields) for fields in await self._executed(pipe)]
 
     async def begin_fills(self, replica_id: str, keys: Sequence[DocumentKey]) -> list[Found]:
         if not keys:
@@ -142,11 +139,34 @@ class RedisRegistry:
             for document in keys:
                 pipe.hgetall(self._claims(document))
                 pipe.set(self._filler(document), replica_id, nx=True, get=True, px=int(FILL_S * 1000))
-            found = await pipe.execute(raise_on_error=False)
-            if refused := next((each for each in found if isinstance(each, ReadOnlyError)), None):
-                raise refused
+            found = await self._executed(pipe, tolerated=(OutOfMemoryError,))
             earlier = [each.decode(errors="replace") if isinstance(each, bytes) else replica_id for each in found[1::2]]
             return list(map(Found, map(self._parsed, found[::2]), earlier))
+
+    async def _executed(self, pipe: Pipeline, tolerated: tuple[type[RedisError], ...] = ()) -> list[Any]:
+        """The answers to a pipeline's commands; raises an error among them, unless it is ``tolerated``.
+
+        A key of another type than ours is a stranger's. It is removed, and the commands for it are sent again: it could
+        keep all replicas from the registry. If it comes back at once, it is left to the next call.
+        """
+        commands = pipe.command_stack
+        answers = await pipe.execute(raise_on_error=False)
+        if foreign := [place for place, answer in enumerate(answers) if _is_of_wrong_type(answer)]:
+            keys = {cast("bytes", commands[place][0][1]) for place in foreign}
+            self.num_invalid += len(keys)
+            kinds = ", ".join(sorted(set(map(_kind, keys))))
+            logger.warning("keys of another type than ours were in Redis, and are removed: %d of %s", len(keys), kinds)
+            pipe.delete(*keys)
+            for place in foreign:
+                args, options = commands[place]
+                pipe.execute_command(*args, **options)
+            _, *again = await pipe.execute(raise_on_error=False)
+            for place, answer in zip(foreign, again, strict=True):
+                answers[place] = answer
+        for answer in answers:
+            if isinstance(answer, RedisError) and not isinstance(answer, tolerated) and not _is_of_wrong_type(answer):
+                raise answer
+        return answers
 
     def _sealed(self, heartbeat: bytes) -> bytes:
         return heartbeat if self._key is None else self._key.seal(_PURPOSE, heartbeat)
@@ -207,6 +227,15 @@ class RedisRegistry:
 
     def _filler(self, document: DocumentKey) -> bytes:
         return PREFIX + b"f:" + document.digest
+
+
+def _is_of_wrong_type(answer: Any) -> bool:
+    return isinstance(answer, RedisError) and str(answer).startswith(_WRONG_TYPE)
+
+
+def _kind(key: bytes) -> str:
+    """A key without what it is of, for the log: ``d``."""
+    return key.removeprefix(PREFIX).partition(b":")[0].decode()
 
 
 def _binary(value: Any) -> bytes:

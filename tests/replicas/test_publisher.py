@@ -207,12 +207,13 @@ async def test_a_redis_that_answers_falsely_is_told_everything_once_it_is_right_
     assert running.left == []
 
 
-async def test_a_foreign_key_in_a_documents_place_keeps_no_other_document_from_being_claimed(redis_server):
-    redis_server.client.set(b"tessera:d:" + key(1).digest, "foreign")
+@pytest.mark.parametrize("name", [b"replicas", b"d:" + key(1).digest], ids=["replicas", "claims"])
+async def test_a_foreign_key_in_the_place_of_ours_keeps_nothing_from_being_published(redis_server, name):
+    redis_server.client.set(b"tessera:" + name, "foreign")
     async with Running(redis_server) as running:
         for number in (1, 2):
             running.holdings.add(key(number), entry_of(number))
-        await running.until([key(1), key(2)], [0, 10])
+        await running.until([key(1), key(2)], [10, 10])
         assert (running.publisher.num_errors, running.registry.num_invalid > 0) == (0, True)
 
 
