@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import signal
+from contextlib import suppress
 from dataclasses import replace
 
 import httpx
@@ -336,6 +337,61 @@ async def test_an_answer_that_cannot_be_sent_on_is_as_none(cluster, head):
         await eventually(is_known)
         refused = await ask(cluster, model="odd")
         assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "no_replica")
+
+
+ENDLESS = {
+    "informational": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
+    "headers": (b"HTTP/1.1 200 OK\r\n", b"a: b\r\n" * 1000),
+    "header": (b"HTTP/1.1 200 OK\r\na: ", b"b" * 10_000),
+    "informational headers": (b"HTTP/1.1 103 Early Hints\r\n", b"a: b\r\n" * 1000),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+async def test_a_head_that_does_not_end_is_as_none_and_others_are_answered_meanwhile(cluster, kind):
+    begin, part = ENDLESS[kind]
+    closed = 0
+
+    async def answer(reader, writer):
+        nonlocal closed
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(begin)
+        with suppress(OSError):
+            while True:
+                writer.write(part)
+                await writer.drain()
+        closed += 1
+
+    async def is_known():
+        return "endless" in await cluster.names()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await cluster.registry.beat(Replica("e" * 12, "endless", url, ("endless",), "f"))
+        await eventually(is_known)
+        refused, *others = await asyncio.gather(ask(cluster, model="endless"), *(ask(cluster) for _ in range(10)))
+        assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "no_replica")
+        assert [other.status_code for other in others] == [200] * 10
+        await eventually(lambda: closed)
+
+
+@pytest.mark.parametrize("head", [b"100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n", b"101 Switching Protocols\r\n"])
+async def test_an_interim_answer_comes_before_another_and_no_connection_is_upgraded(cluster, head):
+    async def answer(reader, writer):
+        await reader.readuntil(b"}")
+        writer.write(b"HTTP/1.1 " + head + b"content-length: 300000\r\n\r\n" + bytes(300_000))
+        writer.close()
+
+    async def is_known():
+        return "interim" in await cluster.names()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await cluster.registry.beat(Replica("e" * 12, "interim", url, ("interim",), "f"))
+        await eventually(is_known)
+        answered = await ask(cluster, model="interim")
+        is_interim = head.startswith(b"100")
+        assert (answered.status_code, len(answered.content) == 300_000) == ((200, True) if is_interim else (503, False))
 
 
 async def test_a_client_may_name_the_replica(cluster):
