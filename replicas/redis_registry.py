@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 import struct
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -33,6 +33,8 @@ PREFIX = b"tessera:"
 _PURPOSE = "heartbeat"
 MOST_BYTES = 1 << 17
 """Of a heartbeat: it may name thousands of adapters, and is parsed by routers every second, in their event loop."""
+MOST_REPLICAS = 512
+"""That are listed. Redis may name any number, which the reader would ask, and choose among for each request."""
 CLAIM_TTL_S = 3600
 """Lifetime of a claim that its replica does not repeat."""
 BATCH = 500
@@ -60,6 +62,7 @@ class RedisRegistry:
         self._timeout_s = timeout_s
         self._lease_ms = int(lease_s * 1000)
         self._ids: tuple[bytes, ...] = ()
+        self._listed: Collection[bytes] = ()
         # Without timeouts of its own: with them the client awaits asyncio.wait_for, which in Python 3.11 may swallow a
         # cancellation, so that a server would not stop. `_round_trip` limits the time.
         self._redis = Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=None, socket_connect_timeout=None)
@@ -84,25 +87,28 @@ class RedisRegistry:
             await self._executed(pipe)
 
     async def replicas(self) -> list[Replica]:
+        """At most :data:`MOST_REPLICAS`; who is listed stays so while its heart beats."""
         members, heartbeats = await self._heartbeats_of(self._ids)
-        if members != set(self._ids):  # changed since the last call
-            self._ids = tuple(sorted(members))
+        if members != set(self._ids):  # changed since the last call, or more than are listed
+            living = [id for id in self._ids if heartbeats[id] is not None and id in self._listed]
+            self._ids = tuple(dict.fromkeys([*living, *sorted(members)]))[:MOST_REPLICAS]
             _, heartbeats = await self._heartbeats_of(self._ids)
         if gone := [id for id, value in heartbeats.items() if value is None]:
             async with self._round_trip() as pipe:
                 pipe.srem(self._replicas, *gone)
                 await self._executed(pipe)
-        found = []
+        found = {}
         for id, value in heartbeats.items():
             if value is not None and (replica := self._replica(id, value)) is not None:
-                found.append(replica)
+                found[id] = replica
             await asyncio.sleep(0)  # of many, others go on between them
-        return sorted(found, key=lambda replica: replica.name)
+        self._listed = found.keys()
+        return sorted(found.values(), key=lambda replica: replica.name)
 
     async def _heartbeats_of(self, ids: tuple[bytes, ...]) -> tuple[set[bytes], dict[bytes, bytes | None]]:
-        """All replica ids, and the heartbeats of ``ids``. One round trip."""
+        """Replica ids, all or a random choice of so many, and the heartbeats of ``ids``. One round trip."""
         async with self._round_trip() as pipe:
-            pipe.smembers(self._replicas)
+            pipe.srandmember(self._replicas, MOST_REPLICAS)
             if ids:
                 pipe.mget([self._heartbeat(id) for id in ids])
             members, *values = await self._executed(pipe)

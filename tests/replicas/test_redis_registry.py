@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replicas.redis_registry import BATCH, RedisRegistry
+from replicas.redis_registry import BATCH, MOST_REPLICAS, RedisRegistry
 from replicas.registry import FILL_S, Claim, Found, RegistryError, origin_of
 from replicas.routing import Candidate, Wanted, rank
 from replicas.signing import PeerKey
@@ -396,7 +396,7 @@ async def test_who_is_there_is_one_round_trip_unless_it_has_changed(redis_regist
         redis_server.client.config_resetstat()
         found = await redis_registry.replicas()
         stats = redis_server.client.info("commandstats")
-        return len(found), stats["cmdstat_smembers"]["calls"]
+        return len(found), stats["cmdstat_srandmember"]["calls"]
 
     assert await commands() == (0, 1)
     await redis_registry.beat(replica(1))
@@ -407,6 +407,31 @@ async def test_who_is_there_is_one_round_trip_unless_it_has_changed(redis_regist
     await redis_registry.leave(replica(1).id)
     assert await commands() == (1, 2)
     assert await commands() == (1, 1)
+
+
+async def test_of_more_replicas_than_are_listed_those_that_are_listed_stay(redis_registry, redis_server):
+    """Even if whoever writes to Redis names any number, with heartbeats."""
+
+    def name(numbers):
+        pipe = redis_server.client.pipeline()
+        for number in numbers:
+            each = replica(number)
+            pipe.sadd("tessera:replicas", each.id).set(f"tessera:r:{each.id}", json.dumps(each.to_dict()))
+        pipe.execute()
+
+    name([1, 3000])
+    assert await redis_registry.replicas() == [replica(1), replica(3000)]
+    name(range(2, 2000))
+    for _ in range(3):
+        listed = await redis_registry.replicas()
+        assert len(listed) == len(set(map(str, listed))) == MOST_REPLICAS
+        assert {replica(1).id, replica(3000).id} <= {each.id for each in listed}
+    redis_server.client.delete(*(f"tessera:r:{replica(number).id}" for number in range(2, 2000)))
+    for _ in range(50):
+        listed = await redis_registry.replicas()
+    assert listed == [replica(1), replica(3000)]
+    await redis_registry.beat(replica(2))
+    assert await redis_registry.replicas() == [replica(1), replica(2), replica(3000)]
 
 
 async def test_who_joins_while_others_are_asked_for_stays(redis_registry, connect):

@@ -3,19 +3,24 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import Sequence
 from http import HTTPStatus
+from itertools import islice
 
 import httpx
 
 from app.cluster.router.metrics import RouterMetrics
 from cache.segments.holdings import DocumentKey
+from replicas.redis_registry import MOST_REPLICAS
 from replicas.registry import Claim, Registry, RegistryError, Replica
 
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
 _PROBE_S = 2.0
+_MOST_PROBES = 64
+"""At once: each takes a connection, and all together would hold up requests, and each other until they look silent."""
 
 
 class Directory:
@@ -23,7 +28,7 @@ class Directory:
 
     A replica that the registry no longer names, or that a request could not reach, is probed: the registry may have
     lost data. A replica that does not answer gets no requests, and is forgotten once the registry answers without
-    naming it.
+    naming it. Of many, some are probed each time; the others stay what they were.
     """
 
     def __init__(self, registry: Registry, client: httpx.AsyncClient, metrics: RouterMetrics) -> None:
@@ -59,12 +64,14 @@ class Directory:
         doubtful = {url: self._known[url] for url in self._suspects if url in self._known}
         if listed is not None:
             doubtful |= {url: replica for url, replica in self._known.items() if url not in listed}
-        answers = await asyncio.gather(*map(self._answers, doubtful.values()))
-        alive = {url for url, answered in zip(doubtful, answers, strict=True) if answered}
+        probed = random.sample(sorted(doubtful), min(_MOST_PROBES, len(doubtful)))
+        answers = await asyncio.gather(*(self._answers(doubtful[url]) for url in probed))
+        silent = {url for url, answered in zip(probed, answers, strict=True) if not answered}
         if listed is not None:
-            kept = {url: replica for url, replica in self._known.items() if url in alive}
-            self._known = dict(sorted({**kept, **listed}.items(), key=lambda item: item[1].name))
-        self._suspects = {url for url in self._known if url in doubtful and url not in alive}
+            kept = {url: replica for url, replica in self._known.items() if url not in silent}
+            known = islice({**kept, **listed}.items(), MOST_REPLICAS)
+            self._known = dict(sorted(known, key=lambda item: item[1].name))
+        self._suspects = ((self._suspects - set(probed)) | silent) & self._known.keys()
         self._metrics.replicas.set(len(self.replicas))
 
     async def claims(self, keys: Sequence[DocumentKey]) -> list[list[Claim]]:
