@@ -86,8 +86,8 @@ async def build_tessera_app(args: argparse.Namespace, context: ServerContext, te
     # Each wraps those before it, and vLLM's.
     app.add_middleware(CheckedFieldsMiddleware, engine=engine)
     app.add_middleware(DocumentsMiddleware, context=context)
-    app.add_middleware(CutOffMiddleware, engine=engine)
     app.add_middleware(ClientLimitsMiddleware, max_body_size=settings.max_body_size)
+    app.add_middleware(CutOffMiddleware, engine=engine)  # also ends requests whose bodies still come
     browsers = browser_check(tenants, [args.host, _advertised(settings)], settings.names(), args.allowed_origins)
     app.add_middleware(AccessMiddleware, tenants=tenants, secret=settings.peer_secret, browsers=browsers)
     app.add_middleware(RefusalMiddleware)

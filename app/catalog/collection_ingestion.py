@@ -25,6 +25,7 @@ from cache.errors import ChunkCacheError
 from cache.eviction.removal import Removal
 from cache.manager import ChunkCacheManager
 from engine_ext.client.engine import ChunkEngine
+from engine_ext.client.processes import StoppedError
 from engine_ext.client.threads import in_thread
 from engine_ext.wire.vllm_compat import ErrorResponse
 
@@ -73,18 +74,19 @@ class CollectionIngestion:
     async def run(self, files: Sequence[UploadFile]) -> AsyncIterator[dict[str, Any]]:
         """Yields a line per file, with a line per passage behind it, then the summary.
 
-        A file that fails changes nothing. If no file can be read, raises :class:`BadRequestError`, or the
-        :class:`ChunkCacheError` of storing one, and before it yields anything :class:`IngestionRefusedError`.
+        A file that fails changes nothing. If no file can be read, raises :class:`BadRequestError`,
+        :class:`StoppedError`, or the :class:`ChunkCacheError` of storing one, and before it yields anything
+        :class:`IngestionRefusedError`.
         """
         evicted_before = self._manager.metrics.removals[Removal.EVICTED]
         failed: list[FileResult] = []
-        refusal: BadRequestError | ChunkCacheError | None = None
+        refusal: BadRequestError | ChunkCacheError | StoppedError | None = None
         for file in files:
             try:
                 result = await self._stored(file)
             except IngestionRefusedError:
                 raise
-            except (BadRequestError, ChunkCacheError) as error:
+            except (BadRequestError, ChunkCacheError, StoppedError) as error:
                 result, refusal = FileResult(file.filename or "", "failed", None, str(error)), error
             except Exception as error:  # of one file, whatever it is
                 logger.exception("Storing %r failed.", file.filename)

@@ -28,7 +28,7 @@ class Extraction:
         self.close = self._processes.close
 
     async def split(self, file: bytes, name: str, max_tokens: int) -> list[Piece]:
-        """The pieces of a file; raises :class:`UnreadableFileError`."""
+        """The pieces of a file; raises :class:`UnreadableFileError`, and :class:`StoppedError`."""
         if suffix_of(name) not in READERS:
             raise UnreadableFileError(f"files of the type {suffix_of(name)!r} can't be read")
         max_seconds = MAX_SECONDS * (_OCR if suffix_of(name) == ".pdf" and has_ocr() else 1)

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
+from starlette.responses import Content
+from starlette.types import Send
 
 from app.http.refusals import Reason
 from cache.report import Shape
@@ -18,9 +20,25 @@ EVENT_STREAM: Mapping[str, Any] = {"text/event-stream": {"schema": {"type": "str
 
 
 class JsonLines(StreamingResponse):
-    """One JSON object per line."""
+    """One JSON object per line.
+
+    It begins with the first one, so that a request still has an answer if it ends before, as when the server stops.
+    """
 
     media_type = "application/x-ndjson"
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the lines."""
+        lines = aiter(self.body_iterator)
+        first = await anext(lines)
+        self.body_iterator = _after(first, lines)
+        await super().stream_response(send)
+
+
+async def _after(first: Content, others: AsyncIterator[Content]) -> AsyncIterator[Content]:
+    yield first
+    async for part in others:
+        yield part
 
 
 _PART: Final = 1 << 13

@@ -42,6 +42,13 @@ class WorkFailedError(Exception):
         self.is_late = is_late
 
 
+class StoppedError(Exception):
+    """The server stops before a piece of work is done: no fault of the work's."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping")
+
+
 class LimitedProcesses:
     """Processes that run ``module``, which calls :func:`answer_all`; started when needed, then used again and again.
 
@@ -55,18 +62,25 @@ class LimitedProcesses:
         self._turns = FairTurns(number, most_of_one=max(1, number - 1))
         self._running = set[subprocess.Popen[bytes]]()
         self._idle: list[subprocess.Popen[bytes]] = []
+        self._is_closed = False
 
     async def ask(self, about: dict[str, Any], content: bytes, max_seconds: int) -> list[Any]:
-        """The answers to a question that takes at most ``max_seconds`` of CPU time; raises :class:`WorkFailedError`."""
+        """The answers to a question that takes at most ``max_seconds`` of CPU time.
+
+        Raises :class:`WorkFailedError`, and :class:`StoppedError` after :meth:`close`.
+        """
 
         async def asked() -> list[Any]:
+            if self._is_closed:
+                raise StoppedError
             running = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, about, content, max_seconds)
             return await running
 
         return await self._turns.run(owner(), asked)
 
     def close(self) -> None:
-        """Ends the processes; what they work on fails."""
+        """Ends the processes; what they work on, or what waits for its turn, is done no more."""
+        self._is_closed = True
         for process in tuple(self._running):
             process.kill()
         self._threads.shutdown(cancel_futures=True)
@@ -81,6 +95,8 @@ class LimitedProcesses:
             _write(process.stdin, json.dumps([max_seconds, about]).encode(), content)
             *answers, is_last = _answers_of(process)
         except (OSError, ValueError, struct.error) as error:  # the process has ended
+            if self._is_closed:
+                raise StoppedError from error
             is_late = not watch.is_alive() or process.wait() == -signal.SIGXCPU
             self._end(process)
             raise WorkFailedError(is_late=is_late) from error

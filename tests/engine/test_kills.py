@@ -5,8 +5,10 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,7 @@ Text = Callable[[int], str]
 StartServer = Callable[..., TesseraServer]
 SLOW = ("--max-num-batched-tokens", "128")
 WORKS_FOR_LONG = {"max_tokens": 6000, "temperature": 0, "ignore_eos": True}
+STOPPING = "the server is stopping"
 DIED = "The engine has died; the server ends."
 
 
@@ -127,6 +130,11 @@ def being_computed(server: TesseraServer) -> list[dict[str, Any]]:
     return server.get("/v1/rag/chunks", state="filling", limit=1000)["data"]
 
 
+def num_connections(server: TesseraServer) -> int:
+    connections = psutil.Process(server.process.pid).net_connections("tcp")
+    return sum(each.status == psutil.CONN_ESTABLISHED and each.laddr.port == server.port for each in connections)
+
+
 def test_an_engine_core_that_is_killed(mortal: TesseraServer, text: Text) -> None:
     """The server reports the error to all clients and exits with 1."""
     server, group = mortal, mortal.process.pid
@@ -212,9 +220,37 @@ def test_sigterm_lets_answers_end_and_stores_what_was_computed(start: StartServe
     assert (waiting.status, answer["usage"]["completion_tokens"]) == (200, 600)
     assert [chunk["status"] for chunk in answer["cache"]["chunks"]] == ["filled"] * 3
     *lines, last = map(json.loads, ingestion.text.splitlines())
-    assert last["summary"]["failed"] == sum(line.get("error") == "the server is stopping" for line in lines) > 0
+    assert last["summary"]["failed"] == sum(line.get("error") == STOPPING for line in lines) > 0
     computed = [chunk["key"] for chunk in answer["cache"]["chunks"]]
     computed += [line["key"] for line in lines if line["status"] == "filled"]
     assert len(computed) > 3
     assert {path.name.split(".")[0] for path in folder.glob("??/*")} >= set(computed)
     assert "stopping before" not in server.log.read_text()
+
+
+@pytest.mark.matrix
+def test_what_waits_when_the_server_stops_is_told_so(start: StartServer, text: Text) -> None:
+    """Files that are read or wait for their turn, ingestions that wait for theirs, and a body that still comes."""
+    server = start(*SLOW).wait_ready()
+    slow = b"<p>a<td>b<b>" * (1 << 19)
+    split = ("/v1/rag/split?filename=a.html", {"content": slow})
+    collection = ("/v1/rag/collections/slow", {"files": [("files", (name, slow)) for name in ("a.html", "b.html")]})
+    ingestion = ("/v1/rag/chunks", {"json": {"chunks": [text(2000) for _ in range(50)]}})
+    asked = [ingestion] * 3 + [split, collection] * 3
+    with ThreadPoolExecutor(len(asked)) as threads, socket.create_connection(("127.0.0.1", server.port)) as uploading:
+        uploading.sendall(b"POST /v1/rag/split?filename=a HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\na")
+        answers = [threads.submit(httpx.post, f"{server.url}{path}", timeout=300, **body) for path, body in asked]
+        until(lambda: being_computed(server) and num_connections(server) > len(asked) + 1)  # one is server.client's
+        server.process.send_signal(signal.SIGTERM)
+        uploading.settimeout(300)
+        said = uploading.makefile("rb").read()
+        assert server.process.wait(300) == 0
+    assert said.startswith(b"HTTP/1.1 503 ")
+    assert b'"reason": "stopping"' in said
+    for answer in (each.result() for each in answers):
+        if answer.status_code == 200:  # an ingestion whose turn has come
+            assert [json.loads(line).get("error") for line in answer.text.splitlines()[:-1]] == [STOPPING] * 50
+        else:
+            assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "stopping"), answer.url
+            assert answer.headers["retry-after"]
+    assert "Traceback" not in server.log.read_text()

@@ -11,9 +11,11 @@ import pytest
 from app.documents import extraction
 from app.documents.extraction import Extraction
 from app.documents.readers import READERS, UnreadableFileError
+from engine_ext.client.processes import StoppedError
 from tests.app.documents.files import docx, paragraph
 from tests.app.pdfs import make_pdf
 from tests.support.loops import longest_pause
+from tests.support.waiting import eventually
 from tests.support.words import TOKENIZER
 
 
@@ -95,6 +97,17 @@ async def test_two_runs_give_the_same_and_leave_nothing_running(reader):
             assert await reader.split(file, name, 50) == await other.split(file, name, 50)
         (process,) = other._processes._running
     assert process.poll() is not None
+
+
+async def test_a_server_that_stops_is_no_fault_of_the_files_that_it_reads_or_that_wait(reader):
+    await reader.split(b"text", "a.txt", 50)
+    reading = [asyncio.create_task(reader.split(b"<p>a<td>b<b>" * (1 << 21), "a.html", 50)) for _ in range(4)]
+    await eventually(lambda: len(processes(reader)) == 2)
+    reader.close()
+    assert [type(each) for each in await asyncio.gather(*reading, return_exceptions=True)] == [StoppedError] * 4
+    with pytest.raises(StoppedError):
+        await reader.split(b"text", "a.txt", 50)
+    assert not processes(reader)
 
 
 async def test_the_event_loop_goes_on_while_a_large_file_is_read(reader):

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from vllm.exceptions import VLLMValidationError
 
 from app.http.cut_off import CutOffMiddleware
+from app.http.openapi import JsonLines
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 
 EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
@@ -39,8 +40,8 @@ async def answered(app, engine=None, *, kind="http", method="POST", is_cancelled
         sent.append(message)
 
     guarded = CutOffMiddleware(app, engine or FakeEngine())
-    answering = asyncio.create_task(guarded({"type": kind, "method": method}, None, send))
-    await asyncio.sleep(0)
+    answering = asyncio.create_task(guarded({"type": kind, "method": method}, asyncio.Event().wait, send))
+    await asyncio.sleep(0.01)
     if is_cancelled:
         answering.cancel()
     await answering
@@ -78,6 +79,18 @@ async def test_one_without_an_answer_gets_a_503():
 async def test_a_stream_is_not_ended_as_if_it_were_whole():
     (start,) = await answered(begins(waits), is_cancelled=True)
     assert start["status"] == 200
+
+
+async def lines(number):
+    for each in range(number):
+        yield json.dumps({"line": each}) + "\n"
+    await asyncio.Event().wait()
+
+
+async def test_lines_that_wait_for_the_first_are_not_begun():
+    assert is_refused(await answered(JsonLines(lines(0)), is_cancelled=True))
+    start, *sent = await answered(JsonLines(lines(2)), is_cancelled=True)
+    assert (start["status"], [each["body"] for each in sent]) == (200, [b'{"line": 0}\n', b'{"line": 1}\n'])
 
 
 async def test_what_is_not_a_request_is_cancelled():
