@@ -222,10 +222,10 @@ def test_peers_without_the_secret_get_nothing(cluster: Cluster, secret: str | No
     assert cluster.router.client.get("/peer/chunks/00", params={"rank": 0}).status_code == 404
 
 
-@pytest.mark.parametrize(
-    "fault",
-    ["killed", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("emptied", "hanging", "full", "stale"))],
-)
+REDIS_FAULTS = ("restarting", "emptied", "hanging", "full", "stale")  # the last leaves claims that nobody makes again
+
+
+@pytest.mark.parametrize("fault", ["killed", *(pytest.param(name, marks=pytest.mark.matrix) for name in REDIS_FAULTS)])
 def test_whatever_becomes_of_redis_requests_are_answered_and_it_is_told_again(
     cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]], fault: str
 ) -> None:
@@ -250,6 +250,12 @@ def test_whatever_becomes_of_redis_requests_are_answered_and_it_is_told_again(
         elif fault == "full":
             with redis.configured(maxmemory="1"):
                 time.sleep(LEASE_S + 2)
+        elif fault == "restarting":
+            for _ in range(20):
+                redis.stop()
+                time.sleep(0.5)
+                redis.start()
+                time.sleep(0.5)
         else:
             pretend(redis)
         until(lambda: router.cluster()["registry"]["up"] and claims() >= told, seconds=10)
