@@ -24,8 +24,6 @@ MOST_PARTS: Final = 1 << 14
 _DOCUMENTS: Final = ("chunks", "documents")
 _TOKENS: Final = re.compile("prompt|input|tokens|.*token_ids")
 _LONGEST_MODEL: Final = 1024
-_LONGEST_CONSTRAINTS: Final = {"regex": 1 << 12, "grammar": 1 << 15}
-"""Characters: vLLM compiles them, and holds its event loop meanwhile."""
 _RULE: Final = re.compile(r"^[^\S\n]*\S[^\n]*?(?:::=|:(?!:))\s*[^\s:=]", re.MULTILINE)
 
 Check = Callable[[Any], str | None]
@@ -108,9 +106,6 @@ def _extra_arguments(value: Any) -> str | None:
 def _structured_outputs(value: Any) -> str | None:
     if not isinstance(value, dict):
         return "structured_outputs is an object"
-    for name, most in _LONGEST_CONSTRAINTS.items():
-        if len(str(value.get(name) or "")) > most:
-            return f"{name} is longer than {most} characters"
     grammar = value.get("grammar")
     if isinstance(grammar, str) and not _RULE.search(grammar):
         return "the grammar has no rule that derives anything"

@@ -7,9 +7,10 @@ seconds, though its work goes on, and all else never: a grammar of 30 KB would k
 
 import json
 import resource
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -28,6 +29,10 @@ if TYPE_CHECKING:  # the processes need no engine
 MAX_SECONDS: Final = 5
 """As many as vLLM gives to a pattern."""
 MAX_MEMORY_BYTES: Final = 256 << 20
+_MAX_PARSING_SECONDS: Final = 0.1
+"""vLLM's serving layer parses what it is given once more, and holds the event loop meanwhile."""
+_LONGEST: Final = {"regex": 1 << 12, "grammar": 1 << 15, "lark": 1 << 15, "json": 1 << 17, "structural_tag": 1 << 17}
+"""Characters, by kind; choices become a grammar."""
 _PROCESSES: Final = 2
 _MOST_REMEMBERED: Final = 4096
 _COMPILING_BACKENDS: Final = ("auto", "xgrammar")
@@ -63,15 +68,13 @@ class Grammars:
         if digest not in self._is_cheap:
             about = {"kind": key.kind, "any_whitespace": not config.disable_any_whitespace}
             try:
-                await self._processes.ask(about, key.text, MAX_SECONDS)
+                (self._is_cheap[digest],) = await self._processes.ask(about, key.text, MAX_SECONDS)
             except WorkFailedError:
                 self._is_cheap[digest] = False
-            else:
-                self._is_cheap[digest] = True
             if len(self._is_cheap) > _MOST_REMEMBERED:
                 self._is_cheap.popitem(last=False)
         if not self._is_cheap[digest]:
-            raise _refusal(f"compiling it takes more than {MAX_SECONDS} s, or {MAX_MEMORY_BYTES >> 20} MiB")
+            raise _refusal(f"it can't be compiled in {MAX_SECONDS} s and {MAX_MEMORY_BYTES >> 20} MiB: simplify it")
 
     def _tokenizer(self) -> bytes:
         """The tokenizer as the engine's compiler sees it."""
@@ -97,19 +100,28 @@ def _compiled(asked: "StructuredOutputsParams") -> _Compiled | None:
     if asked.all_constraints_none() or asked.json_object is not None:
         return None
     if asked.choice is not None:
+        _check_length("grammar", sum(map(len, asked.choice)))
         kind, text = "grammar", choice_as_grammar(asked.choice)
     else:
         option, text = get_structured_output_key(asked)
         kind = "lark" if asked.grammar is not None and grammar_is_likely_lark(text) else option.name.lower()
+        _check_length(kind, len(text))
     if kind == "json":
         try:
             schema = json.loads(text)
         except ValueError:
             return None
+        except RecursionError:
+            raise _refusal("it is nested too deeply") from None
         if has_guidance_unsupported_json_features(schema) and has_xgrammar_unsupported_json_features(schema):
             # vLLM would take Outlines, which never ends either, and for all requests from then on.
             raise _refusal("no backend supports patternProperties together with the other keywords of this schema")
     return _Compiled(kind, text.encode("utf-8", "surrogatepass"))
+
+
+def _check_length(kind: str, length: int) -> None:
+    if length > _LONGEST[kind]:
+        raise _refusal(f"it has {length} characters; {_LONGEST[kind]} are the most")
 
 
 def _refusal(why: str) -> "VLLMValidationError":
@@ -126,33 +138,41 @@ def _prepare(tokenizer: bytes) -> Answers:
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     _limit_memory()
 
-    def structural_tag(text: str) -> None:
-        tag = json.loads(text)
-        if "structures" not in tag:
-            compiler.compile_structural_tag(text)
-            return
-        items = [
-            xgrammar.StructuralTagItem(begin=each["begin"], schema=json.dumps(each["schema"]), end=each["end"])
-            for each in tag["structures"]
-        ]
-        compiler.compile_structural_tag(items, tag["triggers"])
-
-    def answers(about: dict[str, Any], text: bytes) -> Iterator[Any]:
-        compile_kind = {
-            "json": partial(compiler.compile_json_schema, any_whitespace=about["any_whitespace"]),
-            "regex": compiler.compile_regex,
-            "grammar": compiler.compile_grammar,
-            "lark": compiler.compile_lark,
-            "structural_tag": structural_tag,
+    def answers(about: dict[str, Any], text: bytes) -> Iterator[bool]:
+        """Whether it is cheap to compile, or nothing that could be."""
+        parse = {
+            "json": partial(xgrammar.Grammar.from_json_schema, any_whitespace=about["any_whitespace"]),
+            "regex": xgrammar.Grammar.from_regex,
+            "grammar": xgrammar.Grammar.from_ebnf,
+            "lark": xgrammar.Grammar.from_lark,
+            "structural_tag": _structural_tag,
         }[about["kind"]]
-        try:
-            compile_kind(text.decode("utf-8", "surrogatepass"))
-        except MemoryError:
-            raise
-        except Exception as error:
-            yield str(error)[:200]
+        began, grammar = time.process_time(), None
+        with suppress(Exception):
+            grammar = parse(text.decode("utf-8", "surrogatepass"))
+        is_cheap = time.process_time() - began <= _MAX_PARSING_SECONDS
+        if grammar is not None and is_cheap:
+            try:
+                compiler.compile_grammar(grammar)
+            except Exception:  # memory that lacks, too
+                is_cheap = False
+        yield is_cheap
 
     return answers
+
+
+def _structural_tag(text: str) -> Any:
+    """The grammar of structural tags, also of their earlier form."""
+    from xgrammar import Grammar, StructuralTagItem
+
+    tag = json.loads(text)
+    if "structures" not in tag:
+        return Grammar.from_structural_tag(text)
+    items = [
+        StructuralTagItem(begin=each["begin"], schema=json.dumps(each["schema"]), end=each["end"])
+        for each in tag["structures"]
+    ]
+    return Grammar.from_structural_tag(items, tag["triggers"])
 
 
 def _limit_memory() -> None:

@@ -26,6 +26,7 @@ TAG = {
 }
 GRAMMAR = "root ::= " + " ".join(['("a" | "b")*'] * 600)
 LARK = f"start: /{COSTLY}/"
+RANGES = [{"type": "integer", "minimum": -123456789012 - number, "maximum": 987654321098} for number in range(1000)]
 BEYOND_ALL_BACKENDS = {"type": "integer", "multipleOf": 3, "patternProperties": {"^a": {"type": "string"}}}
 
 
@@ -89,8 +90,13 @@ async def test_what_is_cheap_or_invalid_passes(asked, compiled):
         {"grammar": LARK},
         {"structural_tag": json.dumps(TAG)},
         {"json": BEYOND_ALL_BACKENDS},
+        {"choice": ["a" * 4000 + str(number) for number in range(1024)]},
+        {"json": {"enum": ["a" * 4000 + str(number) for number in range(1024)]}},
+        {"json": {"type": "array", "prefixItems": RANGES}},
+        {"json": "[" * 100_000},
+        {"regex": "a" * 5000},
     ],
-    ids=["regex", "grammar", "lark", "structural_tag", "no_backend"],
+    ids=["regex", "grammar", "lark", "structural_tag", "no_backend", "choice", "enum", "ranges", "nested", "long"],
 )
 async def test_what_takes_too_long_is_refused_and_remembered(asked, compiled, monkeypatch):
     monkeypatch.setattr(grammars, "MAX_SECONDS", 1)
