@@ -17,13 +17,20 @@ _CLEAR: Final = "\x1b[2K"
 
 
 def say(message: str) -> None:
-    """Prints one line to standard error; standard output is for data."""
-    show(f"tessera: {message}")
+    """Prints a message to standard error; standard output is for data."""
+    lines = "\n".join(map(printable, message.split("\n")))
+    show(f"tessera: {lines}")
 
 
 def show(line: str) -> None:
     """Prints another process's line to standard error."""
     print(f"{_CLEAR if sys.stderr.isatty() else ''}{line}", file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """A name or a reason on one line of a terminal, which its characters don't steer."""
+    # A byte that is no text is a surrogate from \udc80 on.
+    return "".join(each if each.isprintable() else repr(each)[1:-1].replace("\\udc", "\\x") for each in text)
 
 
 def first_line(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from cache.tiers.directory import DirectoryTier, address_of
 from cache.tiers.signed import TierKey, UnsignedFileError, is_signed
 from cache.tiers.tier import Address, Buffer, Stored, TierConfigError, TierError
 from engine_ext.wire.chunk_file import ChunkFileError, ChunkFileLabel, label_of, unpack_file
-from machine.progress import say
+from machine.progress import printable, say
 
 Run = Callable[[DirectoryTier, argparse.Namespace], int]
 
@@ -85,7 +85,7 @@ def _list(tier: DirectoryTier, _: argparse.Namespace) -> int:
     stored = sorted(tier.list(), key=lambda each: -each.used_at)
     for each in stored:
         label = _label(tier, each.address)
-        about = (str(_num_tokens(label)), label.fingerprint[:12]) if label is not None else ("?", "damaged")
+        about = (str(_num_tokens(label)), printable(label.fingerprint[:12])) if label is not None else ("?", "damaged")
         worker, idle = f"{each.address.rank} of {each.address.ranks}", _duration(time.time() - each.used_at)
         table.add_row(each.address.key, worker, about[0], f"{each.num_bytes / 2**20:.1f}", idle, about[1])
     Console(soft_wrap=True, markup=False).print(table)  # a file says what it likes of itself
@@ -141,20 +141,30 @@ def _export(tier: DirectoryTier, args: argparse.Namespace) -> int:
 
 def _import(tier: DirectoryTier, args: argparse.Namespace) -> int:
     count = refused = 0
-    with tarfile.open(args.archive, "r:") as archive:  # not compressed: no file is larger than the archive
-        for info in archive:
-            is_whole = info.isfile() and not info.issparse()
-            address, content = address_of(info.name), archive.extractfile(info) if is_whole else None
-            file = content.read() if content is not None else None
-            reason = "not a file of a tier" if address is None else _fault(file, address, args.tier_key)
-            if reason is not None or address is None or file is None:
-                say(f"{info.name}: {reason}; left out")
-                refused += 1
-                continue
-            tier.put(address, file)
-            count += 1
+    for name, file in _members(args.archive):
+        address = address_of(name)
+        reason = "not a file of a tier" if address is None else _fault(file, address, args.tier_key)
+        if reason is not None or address is None or file is None:
+            say(f"{printable(name)}: {reason}; left out")
+            refused += 1
+            continue
+        tier.put(address, file)
+        count += 1
     say(f"{count} files taken, {refused} left out")
     return int(refused > 0)
+
+
+def _members(archive: Path) -> Iterator[tuple[str, bytes | None]]:
+    """Names and bytes of what is in an archive; ``None`` for what is no file that it has whole."""
+    num_bytes = archive.stat().st_size
+    try:
+        with tarfile.open(archive, "r:") as opened:  # not compressed: no file is larger than the archive
+            for info in opened:
+                is_whole = info.isfile() and not info.issparse() and info.size <= num_bytes
+                content = opened.extractfile(info) if is_whole else None
+                yield info.name, content.read() if content is not None else None
+    except ValueError as error:  # tarfile takes its headers' numbers for granted
+        raise tarfile.ReadError(f"the archive is damaged: {error}") from error
 
 
 def _fault(file: Buffer | None, address: Address, key: TierKey | None) -> str | None:

@@ -21,7 +21,7 @@ from app.documents.readers import READERS, suffix_of
 from app.documents.retrieve_field import COLLECTION_NAME
 from app.documents.splitting import LEAST_TOKENS
 from machine.http_client import http_client
-from machine.progress import say
+from machine.progress import printable, say
 
 _COUNTED: Final = ("hit", "loaded", "filled", "waited", "failed", "displaced")
 _ABOUT_ONE_FILE: Final = (
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _Ingestion(args).run()
     except (*_UNREACHABLE, _RefusedError) as error:
-        say(_shown(f"{args.server}: {error or type(error).__name__}"))
+        say(f"{args.server}: {printable(str(error)) or type(error).__name__}")
         return 2
     except KeyboardInterrupt:
         say("interrupted; files that were stored stay, and the same command goes on")
@@ -158,7 +158,7 @@ class _Ingestion:
             files = list(_files(args.folder))
             all_files, passages = bar.add_task("files", total=len(files)), bar.add_task("passages")
             for found in files:
-                bar.reset(passages, description=_shown(found.name), total=None)
+                bar.reset(passages, description=printable(found.name), total=None)
                 for line in self._lines(client, found):
                     if (progress := line.get("progress")) is not None:
                         bar.update(passages, completed=progress["done"], total=progress["total"])
@@ -218,8 +218,8 @@ class _Ingestion:
         _check(answer)
         for number, chunk in enumerate(answer.json()["chunks"], 1):
             page = f", page {chunk['metadata']['page']}" if chunk["metadata"]["page"] else ""
-            title = f", {_shown(chunk['title'])}" if chunk["title"] else ""
-            print(f"{_shown(name)} #{number}: {chunk['tokens']} tokens{page}{title}")
+            title = f", {printable(chunk['title'])}" if chunk["title"] else ""
+            print(f"{printable(name)} #{number}: {chunk['tokens']} tokens{page}{title}")
             print("".join(f"    {line}\n" for line in chunk["text"].split("\n")))
         self._statuses["read"] += 1
 
@@ -237,7 +237,7 @@ class _Ingestion:
                 "tier, if the server has one, or compute them again (--chunk-cache-memory, --chunk-cache-tiers)"
             )
         for line in (*self._left_out, *self._failed):
-            say(_shown(line))
+            say(printable(line))
 
 
 def _check_name(name: str) -> None:
@@ -256,12 +256,6 @@ def _opened(path: Path) -> BinaryIO:
         file.close()
         raise _FileError("not a regular file")
     return file
-
-
-def _shown(text: str) -> str:
-    """A name or a reason on one line of a terminal, which its characters don't steer."""
-    # A byte that is no text is a surrogate from \udc80 on.
-    return "".join(each if each.isprintable() else repr(each)[1:-1].replace("\\udc", "\\x") for each in text)
 
 
 def _check(answer: httpx.Response) -> None:

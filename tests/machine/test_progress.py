@@ -46,3 +46,8 @@ def test_a_terminal_has_one_live_line_that_others_lines_replace(monkeypatch):
         f"{clear}tessera: lo\r{clear}WARNING: x\n{clear}tessera: loading the weights: "
     )
     assert terminal.getvalue().endswith(" s\n")
+
+
+def test_no_character_of_a_message_steers_the_terminal(capsys):
+    progress.say("a\x1b[2J\r\udc80b\nc")
+    assert capsys.readouterr().err == "tessera: a\\x1b[2J\\r\\x80b\nc\n"

@@ -161,3 +161,26 @@ def test_an_archive_takes_no_more_memory_than_its_size(tier, tmp_path, capsys):
     subprocess.run(["tar", "-C", tmp_path, "-Scf", sparse, file.name], check=True)
     assert main(["import", str(tier.root), str(sparse)]) == 1
     assert "it is gone; left out" in said(capsys)
+    header = tarfile.TarInfo(f"{2:032x}.0-of-1.safetensors")
+    header.size = 1 << 50
+    claimed = tmp_path / "claimed.tar"
+    claimed.write_bytes(header.tobuf(tarfile.GNU_FORMAT))
+    assert main(["import", str(tier.root), str(claimed)]) in (1, 2)
+
+
+def test_an_archive_speaks_no_lines_of_its_own(tier, tmp_path, capsys):
+    archive = tmp_path / "kv.tar"
+    with tarfile.open(archive, "w") as opened:
+        opened.addfile(tarfile.TarInfo("a\x1b[2J\nfake: line"))
+    assert main(["import", str(tier.root), str(archive)]) == 1
+    assert r"tessera: a\x1b[2J\nfake: line: not a file of a tier; left out" in said(capsys).splitlines()
+
+
+def test_headers_of_an_archive_that_are_no_headers_are_said(tier, tmp_path, capsys):
+    archive = tmp_path / "kv.tar"
+    with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as opened:
+        info = tarfile.TarInfo("a")
+        info.pax_headers = {"GNU.sparse.map": "0,x"}
+        opened.addfile(info)
+    assert main(["import", str(tier.root), str(archive)]) == 2
+    assert "the archive is damaged" in said(capsys)
