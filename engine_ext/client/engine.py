@@ -4,11 +4,12 @@
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -119,6 +120,7 @@ class ChunkEngine:
         if request is not None:
             self._refuse_if_full()  # vLLM-Ascend's vLLM asks for no admission
         self._refuse_too_many_answers(sampling_params.n)
+        _refuse_long_integers(sampling_params)
         caller = CALLER.get()
         if caller is not None and is_given_away(transfer_params(sampling_params)):
             caller = None  # charged over there
@@ -338,6 +340,15 @@ def _begin(spending: Spending, prompt: Any, request: ChunkedRequest | None, num_
 def _num_charged(token_ids: Sequence[int], prompt: ChunkedPrompt | None) -> int:
     """Tokens that a tenant pays for: also the text that its chunks are computed behind."""
     return len(token_ids) + (prompt.num_context_of_chunks if prompt is not None else 0)
+
+
+def _refuse_long_integers(params: SamplingParams) -> None:
+    """vLLM reads integers of any length from text, which can't be sent to its engine."""
+    with suppress(TypeError):  # what only vLLM's encoder knows has no integers
+        try:
+            msgspec.msgpack.encode(params)
+        except OverflowError:
+            raise VLLMValidationError("a sampling parameter is an integer of more than 64 bits") from None
 
 
 def _refuse_foreign_params(params: Any, *, has_cache: bool) -> None:

@@ -61,6 +61,11 @@ def test_a_grammar_that_takes_too_long_is_refused_and_keeps_nobody_waiting(serve
     assert answer["choices"][0]["message"]["content"] == "a"
 
 
+def test_integers_that_the_engine_cant_be_sent_are_refused_as_text_too(server: TesseraServer) -> None:
+    body = {"messages": [{"role": "user", "content": "What?"}], "max_tokens": 1, "stream_interval": "9" * 40}
+    assert "64 bits" in server.post("/v1/chat/completions", body, status=400)["error"]["message"]
+
+
 def test_max_tokens_default_to_what_is_left(server: TesseraServer, text: Text) -> None:
     response = server.chat(chunks=[text(8100)], question="What?", temperature=0, ignore_eos=True)
     assert response["usage"]["total_tokens"] == 8192
