@@ -33,7 +33,7 @@ PREFIX = b"tessera:"
 _PURPOSE = "heartbeat"
 MOST_BYTES = 1 << 17
 """Of a heartbeat: it may name thousands of adapters, and is parsed by routers every second, in their event loop."""
-MOST_REPLICAS = 512
+MOST_REPLICAS = 1024
 """That are listed. Redis may name any number, which the reader would ask, and choose among for each request."""
 CLAIM_TTL_S = 3600
 """Lifetime of a claim that its replica does not repeat."""
