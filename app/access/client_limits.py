@@ -8,11 +8,12 @@ import re
 from collections import deque
 from http import HTTPStatus
 from typing import Final
+from weakref import WeakSet
 
 from pydantic import ByteSize
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.http.json_size import (
     MOST_BYTES,
@@ -51,9 +52,31 @@ class BoundedProtocol(HttpToolsProtocol):
 
     Uvicorn itself keeps a head of any length, and all requests that come in one piece. Bytes are counted since the last
     one that ended a request or belonged to a body: a body's chunks have heads of their own, and headers may follow it.
+    Where a connection ends, it tells the last request of that; here, also those before it, which would go on to answer.
     """
 
     _num_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection."""
+        super().connection_made(transport)
+        self._requests = WeakSet[RequestResponseCycle]()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Take its end."""
+        self._leave()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what comes, and end the connection."""
+        self._leave()
+        super().send_400_response(msg)
+
+    def _leave(self) -> None:
+        self.pipeline.clear()
+        for request in self._requests:
+            request.disconnected = True
+            request.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the connection."""
@@ -75,6 +98,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_WAITING:
             raise ValueError(f"more than {MOST_WAITING} requests wait")
         super().on_headers_complete()
+        if self.cycle is not None:  # else it has left HTTP
+            self._requests.add(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""

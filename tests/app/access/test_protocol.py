@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of heads: of what comes before a body, or within one, without belonging to it."""
 
+import asyncio
 import socket
+import struct
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -13,12 +15,25 @@ from app.access.client_limits import MOST_HEAD_BYTES, MOST_HEADERS, MOST_WAITING
 from tests.serving import served
 
 PART = b"a" * (MOST_HEAD_BYTES // 4)
+ONE = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
+SLOW = b"GET /?slow HTTP/1.1\r\nhost: a\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+FAILED: list[Exception] = []
+"""What went wrong when answers were sent."""
 
 
 async def answer(scope, receive, send):
     body = await Request(scope, receive).body()
-    await PlainTextResponse(f"{len(scope['query_string'])} {len(scope['headers'])} {len(body)}")(scope, receive, send)
+    if scope["query_string"] == b"slow":
+        await asyncio.sleep(0.2)
+    try:
+        await PlainTextResponse(f"{len(scope['query_string'])} {len(scope['headers'])} {len(body)}")(
+            scope, receive, send
+        )
+    except Exception as error:
+        FAILED.append(error)
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +81,26 @@ def test_headers_are_counted(address, number):
 def test_requests_that_wait_are_counted(address, number):
     said = b""
     with socket.create_connection(address, timeout=10) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n" * number)
+        connection.sendall(SLOW + ONE * (number - 1))
         while said.count(b"HTTP/1.1 ") < number and (more := connection.recv(1 << 16)):
             said += more
     assert (b"HTTP/1.1 400 " in said) == (number > MOST_WAITING)
+    assert not failures_when_all_are_answered(address)
+
+
+def failures_when_all_are_answered(address) -> list[Exception]:
+    """What went wrong, when a slow request that came later has its answer."""
+    with socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(SLOW)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+    return FAILED
+
+
+def test_whoever_leaves_requests_behind_leaves_no_failures(address):
+    with socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(SLOW + ONE * 3)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset
+    assert not failures_when_all_are_answered(address)
 
 
 def test_what_people_send_passes(address):
