@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, Final
 
 from app.documents.document import BadRequestError
+from app.http.json_size import MOST_VALUES
 
 _INTEGERS: Final = range(-(1 << 63), 1 << 63)
 """Integers that vLLM's processes can send to one another."""
@@ -24,6 +25,8 @@ MOST_PARTS: Final = 1 << 14
 _DOCUMENTS: Final = ("chunks", "documents")
 _TOKENS: Final = re.compile("prompt|input|tokens|.*token_ids")
 _LONGEST_MODEL: Final = 1024
+_MOST_WORDS: Final = 1 << 14
+"""Characters of words to stop at, or to leave out: vLLM tokenizes or looks for them on its event loop."""
 _RULE: Final = re.compile(r"^[^\S\n]*\S[^\n]*?(?:::=|:(?!:))\s*[^\s:=]", re.MULTILINE)
 
 Check = Callable[[Any], str | None]
@@ -43,6 +46,8 @@ def check_fields(body: Mapping[str, Any], *, keeps_responses_apart: bool = True)
             raise BadRequestError(wrong, name)
         if wrong := next(filter(None, map(_wrong_value, _values(value))), None):
             raise BadRequestError(wrong, name)
+        if _num_in_texts(value) > MOST_VALUES:
+            raise BadRequestError(f"arguments of more than {MOST_VALUES} values", name)
     for name, check in _CHECKS.items():
         if body.get(name) is not None and (wrong := check(body[name])):
             raise BadRequestError(wrong, name)
@@ -85,6 +90,12 @@ def _parts(value: Any) -> Iterator[Any]:
         left += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
 
 
+def _num_in_texts(value: Any) -> int:
+    """At most as many values as are in texts that vLLM parses, on its event loop: the arguments of tools' calls."""
+    texts = (each.get("arguments") for each in _parts(value) if isinstance(each, dict))
+    return sum(text.count(sign) for text in texts if isinstance(text, str) for sign in "[{,")
+
+
 def _are_integers(value: Any) -> bool:
     """Whether a value is a list of integers, or of such lists."""
     lists = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
@@ -101,6 +112,11 @@ def _extra_arguments(value: Any) -> str | None:
     if not isinstance(value, dict):
         return "vllm_xargs is an object"
     return "kv_transfer_params is a field of its own" if "kv_transfer_params" in value else None
+
+
+def _words(value: Any) -> str | None:
+    number = sum(len(each) for each in _values(value) if isinstance(each, str))
+    return f"{number} characters; {_MOST_WORDS} are the most" if number > _MOST_WORDS else None
 
 
 def _structured_outputs(value: Any) -> str | None:
@@ -147,6 +163,9 @@ _CHECKS: Final[Mapping[str, Check]] = {
     "request_id": check_request_id,
     "vllm_xargs": _extra_arguments,
     "kv_transfer_params": lambda value: None if isinstance(value, dict) else "kv_transfer_params is an object",
+    "bad_words": _words,
+    "stop": _words,
+    "stop_sequences": _words,
     "structured_outputs": _structured_outputs,
     "response_format": _response_format,
 }

@@ -109,10 +109,10 @@ def _compiled(asked: "StructuredOutputsParams") -> _Compiled | None:
     if kind == "json":
         try:
             schema = json.loads(text)
-        except ValueError:
+        except json.JSONDecodeError:
             return None
-        except RecursionError:
-            raise _refusal("it is nested too deeply") from None
+        except (ValueError, RecursionError):
+            raise _refusal("it is nested too deeply, or has a number of thousands of digits") from None
         if has_guidance_unsupported_json_features(schema) and has_xgrammar_unsupported_json_features(schema):
             # vLLM would take Outlines, which never ends either, and for all requests from then on.
             raise _refusal("no backend supports patternProperties together with the other keywords of this schema")

@@ -20,8 +20,11 @@ from tests.fuzzing import json_values
         ("vllm_xargs", "x"),
         ("kv_transfer_params", "x"),
         ("model", "x" * 1025),
-        ("structured_outputs", {"regex": "(a|b)*" * 1000}),
-        ("structured_outputs", {"grammar": 'root ::= "a"\n' * 9000}),
+        ("bad_words", ["word " * 10_000]),
+        ("bad_words", ["a" * 100 + str(number) for number in range(1000)]),
+        ("stop", "a" * 20_000),
+        ("messages", [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" + "[]," * 300_000}}]}]),
+        ("input", [{"type": "function_call", "arguments": "[" + "1," * 200_000}] * 2),
         ("structured_outputs", "x"),
         ("structured_outputs", ["json"]),
         ("structured_outputs", {"grammar": "root ::= "}),
@@ -77,6 +80,8 @@ def test_names_may_be_spelled_with_escapes():
         {"prompt": [7] * 100_000, "stop_token_ids": [7] * 9000, "chunks": ["a"] * 5000},
         {"prompt": [[7] * 9000, [7] * 9000], "input": "[," * 9000},
         {"response_format": {"type": "json_object"}, "structured_outputs": None, "request_id": None},
+        {"bad_words": ["a", "b"] * 500, "stop": None},
+        {"messages": [{"tool_calls": [{"function": {"arguments": '{"file": "' + "line\\n" * 500_000 + '"}'}}]}]},
     ],
 )
 def test_what_is_not(fields):

@@ -94,9 +94,22 @@ async def test_what_is_cheap_or_invalid_passes(asked, compiled):
         {"json": {"enum": ["a" * 4000 + str(number) for number in range(1024)]}},
         {"json": {"type": "array", "prefixItems": RANGES}},
         {"json": "[" * 100_000},
+        {"json": "9" * 5000},
         {"regex": "a" * 5000},
     ],
-    ids=["regex", "grammar", "lark", "structural_tag", "no_backend", "choice", "enum", "ranges", "nested", "long"],
+    ids=[
+        "regex",
+        "grammar",
+        "lark",
+        "structural_tag",
+        "no_backend",
+        "choice",
+        "enum",
+        "ranges",
+        "nested",
+        "digits",
+        "long",
+    ],
 )
 async def test_what_takes_too_long_is_refused_and_remembered(asked, compiled, monkeypatch):
     monkeypatch.setattr(grammars, "MAX_SECONDS", 1)
