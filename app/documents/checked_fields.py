@@ -22,6 +22,12 @@ MOST_ITEMS: Final = 1024
 Documents and token ids may be more."""
 MOST_PARTS: Final = 1 << 14
 """Of a field, however deep."""
+_LONG: Final = re.compile(
+    "messages|prompt(_embeds|_token_ids)?|input|instructions|tools|documents|chunks|question|system|suffix|quer(y|ies)|text(_[12])?|data(_[12])?"
+)
+"""Fields whose texts may be as long as a body."""
+_MOST_CHARACTERS: Final = 1 << 20
+"""Of all others' texts: vLLM's errors quote what is wrong, on its event loop."""
 _DOCUMENTS: Final = ("chunks", "documents")
 _TOKENS: Final = re.compile("prompt|input|tokens|.*token_ids")
 _LONGEST_MODEL: Final = 1024
@@ -45,6 +51,8 @@ def check_fields(body: Mapping[str, Any], *, keeps_responses_apart: bool = True)
         if wrong := _wrong_size(name, value):
             raise BadRequestError(wrong, name)
         if wrong := next(filter(None, map(_wrong_value, _values(value))), None):
+            raise BadRequestError(wrong, name)
+        if not _LONG.fullmatch(name) and (wrong := _wrong_length(value, _MOST_CHARACTERS)):
             raise BadRequestError(wrong, name)
         if _num_in_texts(value) > MOST_VALUES:
             raise BadRequestError(f"arguments of more than {MOST_VALUES} values", name)
@@ -114,9 +122,13 @@ def _extra_arguments(value: Any) -> str | None:
     return "kv_transfer_params is a field of its own" if "kv_transfer_params" in value else None
 
 
-def _words(value: Any) -> str | None:
+def _wrong_length(value: Any, most: int) -> str | None:
     number = sum(len(each) for each in _values(value) if isinstance(each, str))
-    return f"{number} characters; {_MOST_WORDS} are the most" if number > _MOST_WORDS else None
+    return f"{number} characters; {most} are the most" if number > most else None
+
+
+def _words(value: Any) -> str | None:
+    return _wrong_length(value, _MOST_WORDS)
 
 
 def _structured_outputs(value: Any) -> str | None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # the processes need no engine
 
     from engine_ext.client.request import Outputs
 
-MAX_SECONDS: Final = 5
-"""As many as vLLM gives to a pattern."""
+MAX_SECONDS: Final = 2
+"""Of CPU time: others wait as long, and longer if the engine's thread has no core of its own."""
 MAX_MEMORY_BYTES: Final = 256 << 20
 _MAX_PARSING_SECONDS: Final = 0.1
 """vLLM's serving layer parses what it is given once more, and holds the event loop meanwhile."""

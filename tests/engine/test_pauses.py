@@ -129,6 +129,20 @@ BODIES: dict[str, Callable[[], bytes]] = {
 }
 
 
+TEXT = SIZE - 4000
+VALUES: dict[str, Callable[[], Any]] = {
+    "a text": lambda: "word " * (TEXT // 5),
+    "a word": lambda: "x" * TEXT,
+    "a text in a list": lambda: ["word " * (TEXT // 5)],
+    "texts": lambda: ["word " * (TEXT // 5 // MOST_ITEMS - 2)] * MOST_ITEMS,
+    "JSON": lambda: "[" + "[]," * (TEXT // 3 - 9) + "[]]",
+    "an object": lambda: {"a": "word " * (TEXT // 5)},
+    "calls": lambda: [{"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": CALL}]}],
+}
+"""Of a field, any that an endpoint knows."""
+CALL = {"name": "a", "arguments": "[" + "[]," * (TEXT // 3 - 1000) + "[]]"}
+
+
 def form(*parts: tuple[str, bytes]) -> bytes:
     """A form's body: each part with what its header says."""
     return b"".join(b"--x\r\n%s\r\n\r\n%s\r\n" % (head.encode(), content) for head, content in parts) + b"--x--\r\n"
@@ -267,6 +281,20 @@ def posted(watched: Watched, body: bytes, content_type: str) -> str:
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_body_holds_nobody_up(watched: Watched, kind: str) -> None:
     assert not posted(watched, BODIES[kind](), "application/json")
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_no_field_holds_anybody_up(watched: Watched, kind: str) -> None:
+    page, value, wrong = watched.server.get("/openapi.json"), VALUES[kind](), list[str]()
+    for path, of_path in page["paths"].items():
+        content = of_path.get("post", {}).get("requestBody", {}).get("content", {})
+        if (schema := content.get("application/json", {}).get("schema")) is None or path in _LEFT_OUT:
+            continue
+        known = page["components"]["schemas"].get(schema.get("$ref", "").rpartition("/")[2], schema)
+        for name in known.get("properties", {}):
+            wrong += faults(watched, f"{path} {name}", "POST", path, json=chat(**{name: value}))
+    assert watched.server.get("/v1/cache/stats")["enabled"]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("kind", FORMS)

@@ -23,6 +23,11 @@ from tests.fuzzing import json_values
         ("bad_words", ["word " * 10_000]),
         ("bad_words", ["a" * 100 + str(number) for number in range(1000)]),
         ("stop", "a" * 20_000),
+        ("logprobs", "9" * (1 << 21)),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": "a" * (1 << 21)}}},
+        ),
         ("messages", [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" + "[]," * 300_000}}]}]),
         ("input", [{"type": "function_call", "arguments": "[" + "1," * 200_000}] * 2),
         ("structured_outputs", "x"),
