@@ -20,6 +20,8 @@ LONGEST_REQUEST_ID: Final = 256
 MOST_ITEMS: Final = 1024
 """Of a list or an object: each that is wrong is a fault of its own, or several, to whoever checks them all.
 Documents and token ids may be more."""
+MOST_PROMPTS: Final = 512
+"""Of a request: each is one to the engine, and all begin together."""
 MOST_PARTS: Final = 1 << 14
 """Of a field, however deep."""
 _LONG: Final = re.compile(
@@ -77,6 +79,8 @@ def _values(value: Any) -> Iterator[Any]:
 
 
 def _wrong_size(name: str, value: Any) -> str | None:
+    if name == "prompt" and isinstance(value, list) and len(value) > MOST_PROMPTS and not isinstance(value[0], int):
+        return f"{len(value)} prompts; {MOST_PROMPTS} are the most"
     if _TOKENS.fullmatch(name) and _are_integers(value):
         return None
     if name in _DOCUMENTS:  # their number has a limit of its own

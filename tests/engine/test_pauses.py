@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.documents.checked_fields import MOST_ITEMS
+from app.documents.checked_fields import MOST_ITEMS, MOST_PROMPTS
 from app.http.json_size import MOST_BYTES as MOST_JSON
 from app.http.json_size import MOST_CONTAINERS, MOST_DIGITS, MOST_ESCAPES, MOST_NAMES, MOST_VALUES
 from tests.engine.server import TesseraServer
@@ -136,6 +136,9 @@ VALUES: dict[str, Callable[[], Any]] = {
     "a text in a list": lambda: ["word " * (TEXT // 5)],
     "texts": lambda: ["word " * (TEXT // 5 // MOST_ITEMS - 2)] * MOST_ITEMS,
     "JSON": lambda: "[" + "[]," * (TEXT // 3 - 9) + "[]]",
+    "short texts": lambda: ["word"] * MOST_PROMPTS,
+    "tokens": lambda: [[7]] * MOST_PROMPTS,
+    "more tokens": lambda: [[7]] * MOST_CONTAINERS,
     "an object": lambda: {"a": "word " * (TEXT // 5)},
     "calls": lambda: [{"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": CALL}]}],
 }

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 
-from app.documents.checked_fields import LONGEST_REQUEST_ID, MOST_ITEMS, MOST_PARTS, check_fields
+from app.documents.checked_fields import LONGEST_REQUEST_ID, MOST_ITEMS, MOST_PARTS, MOST_PROMPTS, check_fields
 from app.documents.document import BadRequestError
 from tests.app.helpers import refused
 from tests.fuzzing import json_values
@@ -48,6 +48,8 @@ from tests.fuzzing import json_values
         ("tools", [[1] * MOST_ITEMS] * (MOST_PARTS // MOST_ITEMS)),
         ("prompt", ["a"] * (MOST_ITEMS + 1)),
         ("prompt", [7] * MOST_ITEMS + [None]),
+        ("prompt", [[7]] * (MOST_PROMPTS + 1)),
+        ("prompt", ["a"] * (MOST_PROMPTS + 1)),
         ("messages", [{"role": "user", "content": [1] * (MOST_ITEMS + 1)}]),
         ("messages", [7] * (MOST_ITEMS + 1)),
         ("logit_bias", {str(number): 1 for number in range(MOST_ITEMS + 1)}),
@@ -86,6 +88,7 @@ def test_names_may_be_spelled_with_escapes():
         {"prompt": [[7] * 9000, [7] * 9000], "input": "[," * 9000},
         {"response_format": {"type": "json_object"}, "structured_outputs": None, "request_id": None},
         {"bad_words": ["a", "b"] * 500, "stop": None},
+        {"prompt": ["a"] * MOST_PROMPTS},
         {"messages": [{"tool_calls": [{"function": {"arguments": '{"file": "' + "line\\n" * 500_000 + '"}'}}]}]},
     ],
 )
