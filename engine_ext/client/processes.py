@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from engine_ext.client.request import owner
 
 _MAX_KEPT_BYTES: Final = 512 << 20
 """Memory of a process that gets another question."""
-_SLOWDOWN: Final = 5
+_SLOWDOWN: Final = 10
 """Times the limit of CPU time that a piece of work may take, on a busy machine."""
 _ROOT: Final = Path(__file__).parents[2]
 _LENGTH: Final = struct.Struct("<Q")
@@ -88,7 +87,7 @@ class LimitedProcesses:
             self._end(process)
 
     def _ask(self, about: dict[str, Any], content: bytes, max_seconds: int) -> list[Any]:
-        process = self._idle.pop() if self._idle else self._started()
+        process = self._free()
         watch = threading.Timer(max_seconds * _SLOWDOWN, process.kill)
         watch.start()
         try:
@@ -108,6 +107,13 @@ class LimitedProcesses:
             self._idle.append(process)
         return answers
 
+    def _free(self) -> subprocess.Popen[bytes]:
+        while self._idle:
+            if (process := self._idle.pop()).poll() is None:
+                return process
+            self._end(process)  # the system may have ended it
+        return self._started()
+
     def _started(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", self._module],  # -P: the working folder's modules stay out
@@ -117,8 +123,14 @@ class LimitedProcesses:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))},
         )
         self._running.add(process)
-        with suppress(OSError):  # whoever asks it finds out
+        try:
             _write(process.stdin, self._prepared())
+            _read(process.stdout)
+        except (OSError, struct.error) as error:
+            self._end(process)
+            if self._is_closed:
+                raise StoppedError from error
+            raise RuntimeError(f"a process of {self._module} has ended before it was asked anything") from error
         return process
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
@@ -134,6 +146,7 @@ def answer_all(prepare: Callable[[bytes], Answers]) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # parsers may print
     answer = prepare(_read(asked))
+    _write(answers, b"")  # ready: what ends it from now on is a question
     while asked.peek(1):
         (max_seconds, about), content = json.loads(_read(asked)), _read(asked)
         _limit_cpu_time(max_seconds)

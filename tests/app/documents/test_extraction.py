@@ -65,10 +65,21 @@ async def test_a_process_that_ends_is_replaced(reader, number):
     await reader.split(b"text", "a.txt", 50)
     (before,) = processes(reader)
     os.kill(before, number)
-    with pytest.raises(UnreadableFileError, match=r"breaks its reader|takes longer"):
-        await reader.split(b"x " * (1 << 20), "a.txt", 50)
+    (process,) = reader._processes._running
+    process.wait()
     assert [each.text for each in await reader.split(b"text", "a.txt", 50)] == ["text"]
     assert before not in processes(reader)
+
+
+async def test_a_process_that_ends_amid_its_work_fails_its_file_alone(reader):
+    await reader.split(b"text", "a.txt", 50)
+    (process,) = reader._processes._running
+    reading = asyncio.create_task(reader.split(b"word word word. " * (1 << 20), "a.txt", 50))
+    await asyncio.sleep(0.1)
+    process.kill()
+    with pytest.raises(UnreadableFileError, match=r"breaks its reader"):
+        await reading
+    assert [each.text for each in await reader.split(b"text", "a.txt", 50)] == ["text"]
 
 
 @pytest.mark.parametrize(
@@ -115,3 +126,10 @@ async def test_the_event_loop_goes_on_while_a_large_file_is_read(reader):
     pause, pieces = await longest_pause(reader.split(b"word word word. " * (1 << 16), "a.txt", 256))
     assert len(pieces) > 700
     assert pause < 0.5
+
+
+async def test_a_process_that_cant_start_is_no_fault_of_a_file(reader, monkeypatch):
+    monkeypatch.setattr(reader._processes, "_module", "nowhere")
+    with pytest.raises(RuntimeError, match="before it was asked"):
+        await reader.split(b"text", "a.txt", 50)
+    assert not processes(reader)
