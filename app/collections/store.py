@@ -360,7 +360,7 @@ def _database(path: Path, begin: Literal["DEFERRED", "IMMEDIATE"] = "DEFERRED") 
     except sqlite3.Error as error:
         if isinstance(error, _UnreadableError) or (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _UNREADABLE:
             raise DamagedCollectionError(_set_aside(path, error)) from error
-        raise CollectionStorageError(f"{path}: {error}") from error
+        raise CollectionStorageError(f"{path.name}: {error}") from error
 
 
 def _create(path: Path) -> None:
@@ -378,7 +378,7 @@ def _create(path: Path) -> None:
             with suppress(FileExistsError):  # another process was faster
                 os.link(new, path)
     except (OSError, sqlite3.Error) as error:
-        raise CollectionStorageError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        raise CollectionStorageError(f"{path.name}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _set_aside(path: Path, error: Exception) -> str:
@@ -388,15 +388,15 @@ def _set_aside(path: Path, error: Exception) -> str:
         with suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
     message = (
-        f"the database of collection {path.stem!r} is damaged ({error}); it was set aside as {aside}: ingest again"
+        f"the database of collection {path.stem!r} is damaged ({error}); it was set aside as {aside.name}: ingest again"
     )
-    logger.error("%s", message)
+    logger.error("%s: %s", path.parent, message)
     return message
 
 
 def _unknown(path: Path) -> str:
     damaged = sorted(path.parent.glob(f"{path.name}{_DAMAGED}*[0-9]"))
-    hint = f"; its damaged database was set aside as {damaged[-1]}" if damaged else ""
+    hint = f"; its damaged database was set aside as {damaged[-1].name}" if damaged else ""
     return f"there is no collection {path.stem!r}{hint}"
 
 
