@@ -28,6 +28,7 @@ from engine_ext.client.call import EngineCall, KVForm, transfer_params, with_tra
 from engine_ext.client.defects import blamed
 from engine_ext.client.grammars import Grammars
 from engine_ext.client.handed_over import HandedOver, ordinary_outputs
+from engine_ext.client.logprobs import within_logprobs
 from engine_ext.client.position_limit import limit_of
 from engine_ext.client.prefetch import Prefetches
 from engine_ext.client.request import (
@@ -62,6 +63,8 @@ logger = logging.getLogger(__name__)
 _RESERVED: Final = {PARAMS_KEY, PREFIX_KEY}
 """Keys of ``kv_transfer_params`` that nobody may send."""
 
+_BEAM: Final = "-beam-"
+"""In the ids of a beam search's requests, one for each beam and token."""
 _POLL_S = 0.02
 
 
@@ -130,10 +133,19 @@ class ChunkEngine:
         outputs = self._ordinary(call) if request is None else self._run(request, call)
         if sampling_params.structured_outputs is not None:
             outputs = self._grammars.structured(outputs, sampling_params.structured_outputs)
+        if sampling_params.logprobs is not None or sampling_params.prompt_logprobs is not None:
+            outputs = self._within_logprobs(outputs, call)
         if caller is None:
             return outputs
         are_deltas = sampling_params.output_kind is RequestOutputKind.DELTA
         return charged(outputs, caller.spending, sampling_params.n, are_deltas=are_deltas)
+
+    def _within_logprobs(self, outputs: Outputs, call: EngineCall) -> Outputs:
+        allowed = self.llm.model_config.max_logprobs
+        if allowed < 0 or _BEAM in call.request_id:  # an administrator wants no limit, or none is written
+            return outputs
+        num_tokens = len(call.prompt.get("prompt_token_ids") or ()) if isinstance(call.prompt, dict) else 0
+        return within_logprobs(outputs, call.params, num_tokens, allowed)
 
     def resolve(
         self,

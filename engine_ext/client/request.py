@@ -85,6 +85,7 @@ class Progress:
     """How far a request has come. ``is_servers``: what fails from now on is the server's fault."""
 
     is_servers = False
+    num_logprobs = num_logprobs_at_once = 0
 
 
 PROGRESS: ContextVar[Progress | None] = ContextVar("progress", default=None)

@@ -124,6 +124,10 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "many parts": lambda: json.dumps(chat(cache={"separator": " "}, prompt="a " * (SIZE // 2 - 1000))).encode(),
     "a document": lambda: json.dumps(document(SIZE - 1000)).encode(),
     "an image": lambda: json.dumps(image(SIZE - 1000)).encode(),
+    "a prompt's log probabilities": lambda: json.dumps(chat(prompt=[7] * 8000, prompt_logprobs=20)).encode(),
+    "answers' log probabilities": lambda: json.dumps(
+        chat(n=100, logprobs=True, top_logprobs=20, max_tokens=50, ignore_eos=True)
+    ).encode(),
     "a pattern": lambda: json.dumps(chat(structured_outputs={"regex": "(a|b)*" * 20_000})).encode(),
     "a grammar": lambda: json.dumps(chat(structured_outputs={"grammar": 'root ::= "a"\n' * 20_000})).encode(),
 }

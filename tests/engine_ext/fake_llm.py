@@ -30,7 +30,7 @@ class FakeLLM:
     renderer = None
 
     def __init__(self) -> None:
-        self.model_config = SimpleNamespace(max_model_len=100_000, hf_config=SimpleNamespace())
+        self.model_config = SimpleNamespace(max_model_len=100_000, max_logprobs=20, hf_config=SimpleNamespace())
         self.vllm_config = SimpleNamespace(
             scheduler_config=SimpleNamespace(policy="fcfs", max_num_seqs=128),
             observability_config=SimpleNamespace(otlp_traces_endpoint=None),
