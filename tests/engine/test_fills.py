@@ -178,8 +178,9 @@ def test_a_request_that_waits_for_an_abandoned_ingestion_gets_its_chunk(
     chunk, answers = text(4000), []
     waiting = threading.Thread(target=lambda: answers.append(ask(server, "offset", [chunk], "?", system="waiting")))
     with httpx.Client(base_url=server.url, timeout=300) as leaving:
-        request = leaving.build_request("POST", "/v1/rag/chunks", json={"chunks": [chunk], "system": "waiting"})
-        response = leaving.send(request, stream=True)
+        body = {"chunks": [text(3000), text(3000), chunk], "system": "waiting"}
+        request = leaving.build_request("POST", "/v1/rag/chunks", json=body)
+        response = leaving.send(request, stream=True)  # returns with the lines of the first round
         until_filling(server)
         waiting.start()
         until(lambda: server.occupancy()["leases"] >= 2)
