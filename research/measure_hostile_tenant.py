@@ -33,7 +33,7 @@ from measuring.kit.texts import Texts
 
 LIMITS: Final = """\
 requests_per_minute = 600
-tokens_per_minute = 6000
+tokens_per_minute = {tokens_per_minute}
 concurrent_requests = 8
 cache_memory = "64MiB"
 cache_segments = 2000
@@ -174,10 +174,11 @@ def main() -> int:
     parser.add_argument("--model", help="a folder or a packaged model; default: a random Llama")
     parser.add_argument("--preset", default="tiny-llama", help="of the random model")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--tokens-per-minute", type=int, default=6000, help="the hostile tenant's limit")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         keys = {name: new_key() for name in ("victim", "hostile")}
-        sections = {"victim": "", "hostile": LIMITS}
+        sections = {"victim": "", "hostile": LIMITS.format(tokens_per_minute=args.tokens_per_minute)}
         tenants = Path(folder, "tenants.toml")
         tenants.write_text(
             "".join(
