@@ -128,6 +128,9 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "answers' log probabilities": lambda: json.dumps(
         chat(n=100, logprobs=True, top_logprobs=20, max_tokens=50, ignore_eos=True)
     ).encode(),
+    "an answer's log probabilities, one of each token": lambda: json.dumps(
+        chat(n=80, logprobs=True, max_tokens=100, ignore_eos=True)
+    ).encode(),
     "a pattern": lambda: json.dumps(chat(structured_outputs={"regex": "(a|b)*" * 20_000})).encode(),
     "a grammar": lambda: json.dumps(chat(structured_outputs={"grammar": 'root ::= "a"\n' * 20_000})).encode(),
 }
@@ -235,7 +238,7 @@ def watched(serve: Callable[..., TesseraServer], tmp_path_factory: pytest.TempPa
     file = tmp_path_factory.mktemp("watch") / "longest.json"
     path = os.pathsep.join(filter(None, (str(WATCH), os.environ.get("PYTHONPATH"))))
     collections = tmp_path_factory.mktemp("collections")
-    flags = ("--collections", str(collections))
+    flags = ("--collections", str(collections), "--max-logprobs", "20")  # vLLM's own, which other tests raise
     return Watched(serve("tiny-llama", *flags, environment={"LOOP_WATCH": str(file), "PYTHONPATH": path}), file)
 
 
