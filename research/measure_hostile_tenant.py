@@ -26,6 +26,7 @@ from typing import Any, Final
 import httpx
 
 from app.access.tenants import hash_of, new_key
+from app.models.default_model import DEFAULT_DTYPE
 from app.models.random_model import build_preset
 from machine.http_client import http_client
 from machine.server_process import ServerProcess
@@ -187,7 +188,8 @@ def main() -> int:
             )
         )
         model = args.model or str(build_preset(args.preset, Path(folder, "model")))
-        flags = ("--collections", f"{folder}/collections", "--tenants", str(tenants))
+        dtype = ("--dtype", DEFAULT_DTYPE) if args.model else ()
+        flags = (*dtype, "--collections", f"{folder}/collections", "--tenants", str(tenants))
         server = ServerProcess(Path(folder, "server.log"), model, *FLAGS, *flags).wait_ready()
         try:
             victim = Victim(server.url, keys["victim"], Texts("victim"))
