@@ -18,7 +18,8 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
@@ -40,6 +41,7 @@ cache_memory = "64MiB"
 cache_segments = 2000
 collections_size = "64MiB"
 """
+NEW: Final = b"NEW000"
 CHUNKS, TOKENS, QUESTIONS, THREADS = 6, 128, 8, 8
 SLOW_S = 3.0
 _FORK: Final = multiprocessing.get_context("fork")
@@ -55,13 +57,12 @@ class Hostile:
     def __init__(self, url: str, key: str) -> None:
         self.statuses: Counter[str] = Counter()
         self._url, self._headers = url, {"authorization": f"Bearer {key}"}
-        self._lock, self._number, self._round = threading.Lock(), 0, 0
-        self._texts = Texts("hostile")
+        self._lock, self._number = threading.Lock(), 0
+        self._calls = tuple(costly_calls(Texts("hostile")))
         self._is_over, self._sent = _FORK.Event(), _FORK.SimpleQueue()
 
     def begin(self) -> None:
         """Start to send."""
-        self._round += 1
         self._is_over.clear()
         self._process = _FORK.Process(target=self._run, daemon=True)
         self._process.start()
@@ -69,58 +70,73 @@ class Hostile:
     def end(self) -> None:
         """Stop, and leave what is not answered."""
         self._is_over.set()
-        self.statuses += self._sent.get()
+        statuses, self._number = self._sent.get()
+        self.statuses += statuses
         self._process.join()
 
     def _run(self) -> None:
-        os.nice(19)
-        self._texts, self._number, self.statuses = Texts(f"hostile {self._round}"), 7 * self._round, Counter()
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        self.statuses = Counter()
         for number in range(THREADS):
             threading.Thread(target=self._send, args=(number,), daemon=True).start()
         self._is_over.wait()
-        self._sent.put(self.statuses)
+        self._sent.put((self.statuses, self._number))
 
     def _send(self, offset: int) -> None:
         with http_client(self._url, headers=self._headers, timeout=300) as client:
-            calls = list(self._calls(client))
             while True:
                 with self._lock:
                     self._number += 1
-                    name, call = calls[(self._number + offset) % len(calls)]
+                    number = self._number
+                call = self._calls[(number + offset) % len(self._calls)]
                 try:
-                    status = str(call().status_code)
+                    status = str(call.answer(client, number).status_code)
                 except httpx.HTTPError as error:
                     status = type(error).__name__
-                self.statuses[f"{name} {status}"] += 1
+                self.statuses[f"{call.path} {status}"] += 1
                 if status == "429":
                     time.sleep(0.05)
 
-    def _text(self, tokens: int) -> str:
-        with self._lock:
-            return self._texts.text(tokens)
 
-    def _calls(self, client: httpx.Client) -> Iterator[tuple[str, Callable[[], httpx.Response]]]:
-        def post(path: str, body: Callable[[], Any]) -> tuple[str, Callable[[], httpx.Response]]:
-            return path, lambda: client.post(path, json=body())
+@dataclass(frozen=True)
+class Call:
+    """A request that is written once, so that sending it costs little: ``NEW`` in it becomes its number."""
 
-        def chunks(number: int, tokens: int = 60) -> list[str]:
-            return [self._text(tokens) for _ in range(number)]
+    method: str
+    path: str
+    content: bytes = b""
+    content_type: str = "application/json"
 
-        asked = {"question": "Why?", "max_tokens": 64}
-        many = [{"id": f"id{number}", "text": "one text"} for number in range(5000)]
-        files = [("files", (f"{n}.html", b"<div><p>word " * 20_000)) for n in range(4)]
-        yield post("/v1/rag/chat", lambda: {"chunks": chunks(20), **asked})
-        yield post("/v1/rag/plan", lambda: {"chunks": chunks(1270, 12), **asked, "prefetch": True})
-        yield post("/v1/rag/chunks", lambda: {"chunks": chunks(200)})
-        yield post("/v1/rag/chunks", lambda: {"chunks": many})
-        yield post("/v1/chat/completions", lambda: {"messages": [{"role": "user", "content": self._text(2000)}]})
-        yield post("/v1/completions", lambda: {"prompt": "word " * 400_000})
-        yield post("/tokenize", lambda: {"prompt": "word " * 200_000})
-        yield post("/v1/rag/chat", lambda: {"chunks": ["x"] * 5000, **asked})
-        yield "/v1/rag/collections", lambda: client.post(f"/v1/rag/collections/c{self._number % 5}", files=files)
-        yield "/v1/rag/split", lambda: client.post("/v1/rag/split?filename=a.html", content=b"<b>" * 1_000_000)
-        yield "DELETE", lambda: client.delete(f"/v1/rag/collections/c{self._number % 5}")
-        yield "GET", lambda: client.get("/v1/rag/chunks", params={"limit": 1000})
+    def answer(self, client: httpx.Client, number: int) -> httpx.Response:
+        """The server's answer to the request of this number."""
+        content = self.content.replace(NEW, b"%06d" % number)
+        return client.request(self.method, self.path, content=content, headers={"content-type": self.content_type})
+
+
+def costly_calls(texts: Texts) -> Iterator[Call]:
+    """Requests that cost a server most, on every endpoint that takes work."""
+
+    def post(path: str, **body: Any) -> Call:
+        return Call("POST", path, json.dumps(body).encode())
+
+    def chunks(number: int, tokens: int = 60) -> list[str]:
+        return [f"{NEW.decode()} {texts.text(tokens)}" for _ in range(number)]
+
+    asked = {"question": "Why?", "max_tokens": 64}
+    files = [("files", (f"{n}.html", b"<div><p>word " * 20_000)) for n in range(4)]
+    form = httpx.Request("POST", "http://localhost", files=files)
+    yield post("/v1/rag/chat", chunks=chunks(20), **asked)
+    yield post("/v1/rag/plan", chunks=chunks(1270, 12), **asked, prefetch=True)
+    yield post("/v1/rag/chunks", chunks=chunks(200))
+    yield post("/v1/rag/chunks", chunks=[{"id": f"id{number}", "text": "one text"} for number in range(5000)])
+    yield post("/v1/chat/completions", messages=[{"role": "user", "content": chunks(1, 2000)[0]}])
+    yield post("/v1/completions", prompt="word " * 400_000)
+    yield post("/tokenize", prompt="word " * 200_000)
+    yield post("/v1/rag/chat", chunks=["x"] * 5000, **asked)
+    yield Call("POST", "/v1/rag/collections/c", form.read(), form.headers["content-type"])
+    yield Call("POST", "/v1/rag/split?filename=a.html", b"<b>" * 1_000_000, "text/html")
+    yield Call("DELETE", "/v1/rag/collections/c")
+    yield Call("GET", "/v1/rag/chunks?limit=1000")
 
 
 class Victim:
