@@ -129,7 +129,7 @@ BODIES: dict[str, Callable[[], bytes]] = {
         chat(n=100, logprobs=True, top_logprobs=20, max_tokens=50, ignore_eos=True)
     ).encode(),
     "an answer's log probabilities, one of each token": lambda: json.dumps(
-        chat(n=80, logprobs=True, max_tokens=100, ignore_eos=True)
+        chat(n=80, logprobs=True, max_tokens=50, ignore_eos=True)
     ).encode(),
     "a pattern": lambda: json.dumps(chat(structured_outputs={"regex": "(a|b)*" * 20_000})).encode(),
     "a grammar": lambda: json.dumps(chat(structured_outputs={"grammar": 'root ::= "a"\n' * 20_000})).encode(),

@@ -29,9 +29,9 @@ async def answered(num_tokens, width, num_prompt_tokens=10, **params) -> int:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"num_tokens": 400, "width": 20, "logprobs": 9},
+        {"num_tokens": 200, "width": 20, "logprobs": 9},
         {"num_tokens": 5000, "width": 20, "logprobs": 9, "output_kind": DELTA},
-        {"num_tokens": 1, "width": 0, "prompt_logprobs": 1, "num_prompt_tokens": 4000},
+        {"num_tokens": 1, "width": 0, "prompt_logprobs": 1, "num_prompt_tokens": 2000},
     ],
 )
 async def test_few_and_streamed_ones_pass(asked):
@@ -41,26 +41,26 @@ async def test_few_and_streamed_ones_pass(asked):
 @pytest.mark.parametrize(
     ("asked", "parameter"),
     [
-        ({"num_tokens": 401, "width": 20, "logprobs": 9}, "logprobs"),
-        ({"num_tokens": 1, "width": 1, "prompt_logprobs": 1, "num_prompt_tokens": 4001}, "prompt_logprobs"),
+        ({"num_tokens": 201, "width": 20, "logprobs": 9}, "logprobs"),
+        ({"num_tokens": 1, "width": 1, "prompt_logprobs": 1, "num_prompt_tokens": 2001}, "prompt_logprobs"),
         (
-            {"num_tokens": 1, "width": 1, "prompt_logprobs": 1, "num_prompt_tokens": 4001, "output_kind": DELTA},
+            {"num_tokens": 1, "width": 1, "prompt_logprobs": 1, "num_prompt_tokens": 2001, "output_kind": DELTA},
             "prompt_logprobs",
         ),
     ],
 )
 async def test_too_many_are_refused(asked, parameter):
-    with pytest.raises(VLLMValidationError, match="at most 8000 log probabilities") as refused:
+    with pytest.raises(VLLMValidationError, match="at most 4000 log probabilities") as refused:
         await answered(**asked)
     assert refused.value.parameter == parameter
 
 
 async def test_those_of_all_prompts_of_a_response_count():
     with having(PROGRESS, Progress()):
-        await answered(300, 20, logprobs=9)
+        await answered(150, 20, logprobs=9)
         with pytest.raises(VLLMValidationError):
-            await answered(300, 20, logprobs=9)
-    await answered(300, 20, logprobs=9)
+            await answered(150, 20, logprobs=9)
+    await answered(150, 20, logprobs=9)
 
 
 async def test_answers_at_once_have_few_each():
