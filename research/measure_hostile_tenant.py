@@ -93,7 +93,7 @@ class Hostile:
                     status = str(call.answer(client, number).status_code)
                 except httpx.HTTPError as error:
                     status = type(error).__name__
-                self.statuses[f"{call.path} {status}"] += 1
+                self.statuses[f"{call.method} {call.path} {status}"] += 1
                 if status == "429":
                     time.sleep(0.05)
 

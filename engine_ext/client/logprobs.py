@@ -16,7 +16,6 @@ from engine_ext.client.request import PROGRESS, Outputs, Progress
 MOST_TOKENS: Final = 200
 """Of a response that have as many as ``--max-logprobs`` allows (20); of more tokens there may be fewer each."""
 
-
 MOST_ANSWERS: Final = 50
 """That have as many of each token, at once."""
 

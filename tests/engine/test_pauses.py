@@ -128,7 +128,7 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "answers' log probabilities": lambda: json.dumps(
         chat(n=100, logprobs=True, top_logprobs=20, max_tokens=50, ignore_eos=True)
     ).encode(),
-    "an answer's log probabilities, one of each token": lambda: json.dumps(
+    "answers' log probabilities, one of each token": lambda: json.dumps(
         chat(n=80, logprobs=True, max_tokens=50, ignore_eos=True)
     ).encode(),
     "a pattern": lambda: json.dumps(chat(structured_outputs={"regex": "(a|b)*" * 20_000})).encode(),
