@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to replicas that may die meanwhile, or may answer for ever."""
+"""Requests to replicas that may answer for ever."""
 
-import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import httpcore
@@ -98,20 +97,3 @@ class _BoundedHead(httpcore.AsyncNetworkStream):
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
-
-
-async def answered_while(
-    is_alive: Callable[[], Awaitable[bool]], request: Coroutine[Any, Any, httpx.Response], every_s: float
-) -> httpx.Response | None:
-    """The response, however long it takes; ``None`` once its replica is no longer alive.
-
-    ``is_alive`` is asked every ``every_s`` seconds.
-    """
-    asking = asyncio.create_task(request)
-    try:
-        while not (await asyncio.wait({asking}, timeout=every_s))[0]:
-            if not await is_alive():
-                return None
-        return asking.result()
-    finally:
-        asking.cancel()

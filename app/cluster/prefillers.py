@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Missing chunks computed by replicas that prefill, for one that decodes."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -8,7 +9,6 @@ from typing import Any, Final
 
 import httpx
 
-from app.cluster.asking import answered_while
 from app.cluster.peers import FILL_PATH, Peers
 from cache.lease import ChunkStatus, FillJob
 from cache.segments.holdings import DocumentKey
@@ -54,21 +54,19 @@ class Prefillers:
 
     async def _has_computed(self, replica: Replica, fill: dict[str, Any]) -> bool:
         """Waits for ``replica``, however long it takes; False if it refuses or is no longer alive."""
-
-        async def is_alive() -> bool:
-            return replica.id in await self._alive()
-
+        asking = asyncio.create_task(self._client.post(replica.url + FILL_PATH, json=fill))
         try:
-            request = self._client.post(replica.url + FILL_PATH, json=fill)
-            response = await answered_while(is_alive, request, _LOOK_S)
-            if response is None:
-                logger.warning("replica %s, which prefills, is gone", replica.name)
-                return False
-            response.raise_for_status()
+            while not (await asyncio.wait({asking}, timeout=_LOOK_S))[0]:
+                if replica.id not in await self._alive():
+                    logger.warning("replica %s, which prefills, is gone", replica.name)
+                    return False
+            asking.result().raise_for_status()
             return True
         except httpx.HTTPError as error:
             logger.warning("replica %s, which prefills: %s: %s", replica.name, type(error).__name__, error)
             return False
+        finally:
+            asking.cancel()
 
     async def _alive(self) -> dict[str, Replica]:
         try:

@@ -31,6 +31,7 @@ from replicas.registry import Replica
 from replicas.signing import HEADER, PeerAuth, PeerKey
 from tests.engine.conftest import ALWAYS_FETCHING, COMMON
 from tests.engine.server import TesseraServer
+from tests.processes import frozen
 from tests.redis_server import RedisServer
 from tests.serving import served
 from tests.support.routers import ASKED, ROUTE, Router, statuses, words
@@ -292,6 +293,20 @@ def test_a_killed_replica_is_replaced_and_nobody_is_refused(
     assert Counter(ended) == {"right": len(ended)}
     dying.stop()
     start_again(cluster, text)
+
+
+@pytest.mark.matrix
+def test_nobody_waits_for_a_replica_that_hangs(
+    cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]]
+) -> None:
+    with load() as ended:
+        until(lambda: len(ended) >= 8)
+        with frozen(cluster.replicas["b"].process):
+            until(lambda: cluster.router.names() == ["a"], seconds=LEASE_S + 5)
+            before = len(ended)
+            until(lambda: len(ended) >= before + 8)
+        cluster.router.wait_for("a", "b")
+    assert Counter(ended) == {"right": len(ended)}
 
 
 @pytest.mark.matrix

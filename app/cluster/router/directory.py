@@ -4,7 +4,8 @@
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from itertools import islice
 
@@ -28,7 +29,7 @@ class Directory:
 
     A replica that the registry no longer names, or that a request could not reach, is probed: the registry may have
     lost data. A replica that does not answer gets no requests, and is forgotten once the registry answers without
-    naming it. Of many, some are probed each time; the others stay what they were.
+    naming it; nobody waits for it then. Of many, some are probed each time; the others stay what they were.
     """
 
     def __init__(self, registry: Registry, client: httpx.AsyncClient, metrics: RouterMetrics) -> None:
@@ -38,19 +39,30 @@ class Directory:
         self._metrics = metrics
         self._known: dict[str, Replica] = {}
         self._suspects: set[str] = set()
+        self._limits: set[tuple[str, asyncio.Timeout]] = set()
 
     @property
     def replicas(self) -> list[Replica]:
         """Replicas that get requests, sorted by name."""
         return [replica for url, replica in self._known.items() if url not in self._suspects]
 
-    def __contains__(self, replica: Replica) -> bool:
-        """Whether ``replica`` gets requests."""
-        return replica.url in self._known and replica.url not in self._suspects
-
     def suspect(self, replica: Replica) -> None:
         """Keeps requests from ``replica`` until it answers a probe."""
         self._suspects.add(replica.url)
+
+    @asynccontextmanager
+    async def while_there(self, replica: Replica) -> AsyncIterator[None]:
+        """Raise ``TimeoutError`` within the context if ``replica`` is forgotten because it doesn't answer.
+
+        A process that is stopped keeps its connections open. One that answers at all may end what it has begun.
+        """
+        async with asyncio.timeout(None) as limit:
+            waits = replica.url, limit
+            self._limits.add(waits)
+            try:
+                yield
+            finally:
+                self._limits.discard(waits)
 
     async def run(self) -> None:
         """Refreshes every second until cancelled."""
@@ -65,12 +77,13 @@ class Directory:
         if listed is not None:
             doubtful |= {url: replica for url, replica in self._known.items() if url not in listed}
         probed = random.sample(sorted(doubtful), min(_MOST_PROBES, len(doubtful)))
-        answers = await asyncio.gather(*(self._answers(doubtful[url]) for url in probed))
-        silent = {url for url, answered in zip(probed, answers, strict=True) if not answered}
+        answers = await asyncio.gather(*(self._probed(doubtful[url]) for url in probed))
+        silent = {url for url, status in zip(probed, answers, strict=True) if status != HTTPStatus.OK}
         if listed is not None:
             kept = {url: replica for url, replica in self._known.items() if url not in silent}
             known = islice({**kept, **listed}.items(), MOST_REPLICAS)
             self._known = dict(sorted(known, key=lambda item: item[1].name))
+            self._leave({url for url, status in zip(probed, answers, strict=True) if status is None} - listed.keys())
         self._suspects = ((self._suspects - set(probed)) | silent) & self._known.keys()
         self._metrics.replicas.set(len(self.replicas))
 
@@ -102,9 +115,16 @@ class Directory:
         self._metrics.registry_up.set(0)
         self._metrics.registry_errors.inc()
 
-    async def _answers(self, replica: Replica) -> bool:
+    def _leave(self, gone: set[str]) -> None:
+        """End all waiting for replicas at these URLs."""
+        for waits in [waits for waits in self._limits if waits[0] in gone]:
+            self._limits.discard(waits)
+            waits[1].reschedule(asyncio.get_running_loop().time())
+
+    async def _probed(self, replica: Replica) -> int | None:
+        """The status of its health; ``None`` if it doesn't answer."""
         try:
             async with asyncio.timeout(_PROBE_S), self._client.stream("GET", f"{replica.url}/health") as response:
-                return response.status_code == HTTPStatus.OK
+                return response.status_code
         except (httpx.HTTPError, TimeoutError):
-            return False
+            return None

@@ -10,9 +10,8 @@ from typing import Any, Final
 import httpx
 from starlette.types import Scope
 
-from app.cluster.asking import MOST_BYTES, answered_while
+from app.cluster.asking import MOST_BYTES
 from app.cluster.router.chooser import Asked, Chooser
-from app.cluster.router.directory import REFRESH_S
 from app.cluster.router.forwarding import Headers, forwarded, raw_path
 from app.cluster.router.metrics import RouterMetrics
 from app.http.messages import in_thread_if_long, object_in
@@ -69,22 +68,16 @@ class Prefill:
     async def _computed(self, scope: Scope, replica: Replica, body: bytes, key: PeerKey) -> dict[str, Any] | None:
         """The address of the prompt's blocks at ``replica``, if it has computed the prompt."""
         directory = self._chooser.directory
-
-        async def is_alive() -> bool:
-            return replica in directory
-
+        request = forwarded(scope, replica, body)
+        request.extensions[MOST_BYTES] = _MOST_BYTES
         try:
-            request = forwarded(scope, replica, body)
-            request.extensions[MOST_BYTES] = _MOST_BYTES
             with self._chooser.in_flight.one(replica.url):
-                response = await answered_while(is_alive, self._client.send(request, auth=PeerAuth(key)), REFRESH_S)
-            if response is None:
-                logger.warning("replica %s, which prefills, is gone", replica.name)
-                return None
+                async with directory.while_there(replica):
+                    response = await self._client.send(request, auth=PeerAuth(key))
             if response.status_code != HTTPStatus.OK:
                 return None
             answer = await in_thread_if_long(len(response.content), object_in, response.content)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, TimeoutError) as error:
             logger.warning("replica %s, which prefills: %s: %s", replica.name, type(error).__name__, error)
             directory.suspect(replica)
             return None

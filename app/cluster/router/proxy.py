@@ -50,7 +50,7 @@ class _UnreachableError(Exception):
 
 
 def http_client() -> httpx.AsyncClient:
-    """An HTTP client without limits of its own (the replicas have theirs), or cookies, which are its clients'."""
+    """An HTTP client without cookies, which are its clients', or time limits (:meth:`Directory.while_there`)."""
     transport = BoundedTransport(limits=CONNECTIONS, socket_options=_KEEP_ALIVE)
     timeout, cookies = httpx.Timeout(None, connect=_CONNECT_S), CookieJar(DefaultCookiePolicy(netscape=False))
     return httpx.AsyncClient(transport=transport, timeout=timeout, cookies=cookies, trust_env=False)
@@ -118,7 +118,7 @@ class Proxy:
         self, replica: Replica, scope: Scope, body: bytes, headers: Headers, send: Send, *, is_last: bool
     ) -> bool:
         """Streams the response of ``replica``; ``False`` if it is 503 instead, and not the last attempt."""
-        response = await self._send(forwarded(scope, replica, body, headers))
+        response = await self._send(replica, forwarded(scope, replica, body, headers))
         try:
             if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and not is_last:
                 return False
@@ -127,9 +127,10 @@ class Proxy:
             await send({"type": "http.response.start", "status": response.status_code, "headers": named})
             status = str(response.status_code)
             try:
-                async for data in response.aiter_raw():
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            except httpx.HTTPError as error:
+                async with self._directory.while_there(replica):
+                    async for data in response.aiter_raw():
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+            except (httpx.HTTPError, TimeoutError) as error:
                 status = "broken"
                 self._directory.suspect(replica)
                 # Don't end the response: the client must notice that it is incomplete.
@@ -141,10 +142,11 @@ class Proxy:
         finally:
             await response.aclose()
 
-    async def _send(self, request: httpx.Request) -> httpx.Response:
+    async def _send(self, replica: Replica, request: httpx.Request) -> httpx.Response:
         try:
-            response = await self._client.send(request, stream=True)
-        except httpx.HTTPError as error:
+            async with self._directory.while_there(replica):
+                response = await self._client.send(request, stream=True)
+        except (httpx.HTTPError, TimeoutError) as error:
             raise _UnreachableError(f"{type(error).__name__}: {error}") from error
         if response.status_code in _STATUSES and not any(_CONTROL.search(value) for _, value in response.headers.raw):
             return response

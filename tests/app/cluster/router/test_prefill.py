@@ -6,7 +6,7 @@ import hashlib
 import json
 
 import pytest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 
 from replicas.signing import HEADER, PeerKey
 from tests.app.cluster.router.stand_in import Cluster, StandIn, break_off, busy, wait_for_disconnect
@@ -110,6 +110,6 @@ async def test_a_replica_that_vanishes_amid_a_prompt(cluster, prefill):
     prefill.answer = wait_for_disconnect
     asking = asyncio.create_task(cluster.client.post(PATH, json=ASKED))
     await eventually(lambda: prefill.requests)
-    prefill.health = Response(status_code=500)
+    prefill.health = wait_for_disconnect
     await cluster.registry.leave(cluster.replicas[0].id)
     assert (await asking).json() == {"from": "decode"}

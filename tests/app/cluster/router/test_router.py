@@ -259,6 +259,44 @@ async def test_a_stream_that_breaks_does_not_look_whole(cluster, stand_ins):
         await ask(cluster)
 
 
+@pytest.mark.parametrize("begins", [False, True])
+async def test_nobody_waits_for_a_replica_that_is_stopped(cluster, stand_ins, begins):
+    """Its connections stay open, but its heartbeats end, and probes go unanswered."""
+    await claim(cluster, 0)
+    stand_ins[0].answer = begin_and_wait if begins else wait_for_disconnect
+    stand_ins[0].health = wait_for_disconnect
+    asking = asyncio.create_task(ask(cluster))
+    await eventually(lambda: stand_ins[0].requests)
+    await cluster.registry.leave(cluster.replicas[0].id)
+    if begins:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await asking
+    else:
+        assert (await asking).json() == {"from": "b"}
+    await eventually(lambda: stand_ins[0].disconnects)
+
+
+async def test_a_replica_that_is_stopping_ends_what_it_has_begun(cluster, stand_ins):
+    async def is_forgotten():
+        return await cluster.names() == ["b"]
+
+    async def begin_and_end(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not ends:
+            await asyncio.sleep(0.01)
+        await send({"type": "http.response.body", "body": b"whole"})
+
+    ends = []
+    await claim(cluster, 0)
+    stand_ins[0].answer, stand_ins[0].health = begin_and_end, busy("a")
+    asking = asyncio.create_task(ask(cluster))
+    await eventually(lambda: stand_ins[0].requests)
+    await cluster.registry.leave(cluster.replicas[0].id)
+    await eventually(is_forgotten)
+    ends.append(True)
+    assert (await asking).content == b"whole"
+
+
 async def test_without_redis_requests_still_meet(cluster, redis_server):
     redis_server.stop()
     assert len({(await ask(cluster)).json()["from"] for _ in range(5)}) == 1
