@@ -46,6 +46,10 @@ class Directory:
         """Replicas that get requests, sorted by name."""
         return [replica for url, replica in self._known.items() if url not in self._suspects]
 
+    def __contains__(self, replica: Replica) -> bool:
+        """Whether ``replica`` is known, and not forgotten."""
+        return replica.url in self._known
+
     def suspect(self, replica: Replica) -> None:
         """Keeps requests from ``replica`` until it answers a probe."""
         self._suspects.add(replica.url)
@@ -78,12 +82,13 @@ class Directory:
             doubtful |= {url: replica for url, replica in self._known.items() if url not in listed}
         probed = random.sample(sorted(doubtful), min(_MOST_PROBES, len(doubtful)))
         answers = await asyncio.gather(*(self._probed(doubtful[url]) for url in probed))
-        silent = {url for url, status in zip(probed, answers, strict=True) if status != HTTPStatus.OK}
+        statuses = dict(zip(probed, answers, strict=True))
+        silent = {url for url, status in statuses.items() if status != HTTPStatus.OK}
         if listed is not None:
             kept = {url: replica for url, replica in self._known.items() if url not in silent}
             known = islice({**kept, **listed}.items(), MOST_REPLICAS)
             self._known = dict(sorted(known, key=lambda item: item[1].name))
-            self._leave({url for url, status in zip(probed, answers, strict=True) if status is None} - listed.keys())
+            self._leave({url for url, status in statuses.items() if status is None} - listed.keys())
         self._suspects = ((self._suspects - set(probed)) | silent) & self._known.keys()
         self._metrics.replicas.set(len(self.replicas))
 

@@ -124,10 +124,10 @@ class Proxy:
                 return False
             headers_of_replica = (pair for pair in passed_on(response.headers.raw) if pair[0] not in _OF_EACH_SERVER)
             named = [*headers_of_replica, (REPLICA_HEADER, replica.name.encode())]
-            await send({"type": "http.response.start", "status": response.status_code, "headers": named})
             status = str(response.status_code)
             try:
                 async with self._directory.while_there(replica):
+                    await send({"type": "http.response.start", "status": response.status_code, "headers": named})
                     async for data in response.aiter_raw():
                         await send({"type": "http.response.body", "body": data, "more_body": True})
             except (httpx.HTTPError, TimeoutError) as error:
@@ -143,6 +143,8 @@ class Proxy:
             await response.aclose()
 
     async def _send(self, replica: Replica, request: httpx.Request) -> httpx.Response:
+        if replica not in self._directory:  # while another was waited for
+            raise _UnreachableError("it has been forgotten")
         try:
             async with self._directory.while_there(replica):
                 response = await self._client.send(request, stream=True)

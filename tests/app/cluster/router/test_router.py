@@ -276,6 +276,17 @@ async def test_nobody_waits_for_a_replica_that_is_stopped(cluster, stand_ins, be
     await eventually(lambda: stand_ins[0].disconnects)
 
 
+async def test_nobody_waits_for_another_that_was_stopped_meanwhile(cluster, stand_ins):
+    for stand_in in stand_ins:
+        stand_in.answer = stand_in.health = wait_for_disconnect
+    asking = asyncio.create_task(ask(cluster))
+    await eventually(lambda: cluster.asked)
+    for replica in cluster.replicas:
+        await cluster.registry.leave(replica.id)
+    answer = await asking
+    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no replica can be reached")
+
+
 async def test_a_replica_that_is_stopping_ends_what_it_has_begun(cluster, stand_ins):
     async def is_forgotten():
         return await cluster.names() == ["b"]
