@@ -6,6 +6,7 @@ import logging
 import re
 import socket
 import time
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final
@@ -118,7 +119,7 @@ class Proxy:
         self, replica: Replica, scope: Scope, body: bytes, headers: Headers, send: Send, *, is_last: bool
     ) -> bool:
         """Streams the response of ``replica``; ``False`` if it is 503 instead, and not the last attempt."""
-        response = await self._send(replica, forwarded(scope, replica, body, headers))
+        response, first, others = await self._send(replica, forwarded(scope, replica, body, headers))
         try:
             if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and not is_last:
                 return False
@@ -128,7 +129,8 @@ class Proxy:
             try:
                 async with self._directory.while_there(replica):
                     await send({"type": "http.response.start", "status": response.status_code, "headers": named})
-                    async for data in response.aiter_raw():
+                    await send({"type": "http.response.body", "body": first, "more_body": True})
+                    async for data in others:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
             except (httpx.HTTPError, TimeoutError) as error:
                 status = "broken"
@@ -142,16 +144,24 @@ class Proxy:
         finally:
             await response.aclose()
 
-    async def _send(self, replica: Replica, request: httpx.Request) -> httpx.Response:
+    async def _send(
+        self, replica: Replica, request: httpx.Request
+    ) -> tuple[httpx.Response, bytes, AsyncIterator[bytes]]:
+        """The response of ``replica``, the first bytes of its content, and those that follow.
+
+        Until these first bytes another replica may answer: often one ends between a response's head and its content.
+        """
         if replica not in self._directory:  # while another was waited for
             raise _UnreachableError("it has been forgotten")
         try:
             async with self._directory.while_there(replica):
                 response = await self._client.send(request, stream=True)
+                content = response.aiter_raw()
+                first = await anext(content, b"")
         except (httpx.HTTPError, TimeoutError) as error:
             raise _UnreachableError(f"{type(error).__name__}: {error}") from error
         if response.status_code in _STATUSES and not any(_CONTROL.search(value) for _, value in response.headers.raw):
-            return response
+            return response, first, content
         await response.aclose()
         raise _UnreachableError("its answer isn't HTTP, and can't be sent on")
 

@@ -79,6 +79,16 @@ async def begin_and_break(scope, receive, send):
     raise ConnectionResetError
 
 
+async def send_head_and_wait(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
+    await wait_for_disconnect(scope, receive, send)
+
+
+async def send_head_and_break(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
+    raise ConnectionResetError
+
+
 async def break_off(scope, receive, send):
     raise ConnectionResetError
 

@@ -30,6 +30,8 @@ from tests.app.cluster.router.stand_in import (
     begin_and_break,
     begin_and_wait,
     busy,
+    send_head_and_break,
+    send_head_and_wait,
     wait_for_disconnect,
 )
 from tests.serving import client_of, served
@@ -259,16 +261,22 @@ async def test_a_stream_that_breaks_does_not_look_whole(cluster, stand_ins):
         await ask(cluster)
 
 
-@pytest.mark.parametrize("begins", [False, True])
-async def test_nobody_waits_for_a_replica_that_is_stopped(cluster, stand_ins, begins):
+async def test_an_answer_that_breaks_off_before_its_content_is_as_none(cluster, stand_ins):
+    await claim(cluster, 0)
+    stand_ins[0].answer = send_head_and_break
+    assert (await ask(cluster)).json() == {"from": "b"}
+    assert stand_ins[0].requests
+
+
+@pytest.mark.parametrize("answer", [wait_for_disconnect, send_head_and_wait, begin_and_wait])
+async def test_nobody_waits_for_a_replica_that_is_stopped(cluster, stand_ins, answer):
     """Its connections stay open, but its heartbeats end, and probes go unanswered."""
     await claim(cluster, 0)
-    stand_ins[0].answer = begin_and_wait if begins else wait_for_disconnect
-    stand_ins[0].health = wait_for_disconnect
+    stand_ins[0].answer, stand_ins[0].health = answer, wait_for_disconnect
     asking = asyncio.create_task(ask(cluster))
     await eventually(lambda: stand_ins[0].requests)
     await cluster.registry.leave(cluster.replicas[0].id)
-    if begins:
+    if answer is begin_and_wait:
         with pytest.raises(httpx.RemoteProtocolError):
             await asking
     else:
