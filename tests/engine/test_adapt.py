@@ -21,6 +21,8 @@ from training.adapt.model import load, log_probabilities
 from training.adapt.rows import Branch, make_row
 from training.adapt.student import Student
 
+pytestmark = pytest.mark.matrix
+
 SYSTEM, QUESTION, STEPS = "Answer.", "How many rooms?", 6
 DOCUMENTS = [Document(f"Station {number} has {number * 7} rooms, and a garden.") for number in range(5)]
 

@@ -19,6 +19,8 @@ from measuring.quality.questions.demo import demo_questions
 from tests.engine.conftest import COMMON
 from tests.engine.server import TesseraServer
 
+pytestmark = pytest.mark.matrix
+
 TO_SERVE = ("--", "--dtype", "float32", *COMMON)
 
 
@@ -73,7 +75,6 @@ def of_random_weights(
     return calibrated(folder / "out", str(model_path("tiny-llama")), *chosen)
 
 
-@pytest.mark.matrix
 def test_a_model_that_isolation_breaks_keeps_full_attention(
     of_random_weights: tuple[Profile, Path], serve: Any
 ) -> None:
@@ -92,7 +93,6 @@ def test_a_model_that_isolation_breaks_keeps_full_attention(
         assert (report["mode"], "decision" in report) == ("chunked", False)
 
 
-@pytest.mark.matrix
 def test_a_profile_of_another_model_is_refused(of_demo: tuple[Profile, Path], serve: Any) -> None:
     _, path = of_demo
     with pytest.raises(RuntimeError, match=r"server exited with 2:(.|\n)*which has other weights than this model\n"):

@@ -79,6 +79,7 @@ def test_the_same_tokens_behind_other_system_segments(
         assert_exact(response, adapter.oracle, "offset")
 
 
+@pytest.mark.matrix
 def test_ordinary_requests_are_bit_for_bit_those_of_a_server_without_it(
     adapted: TesseraServer, plain: TesseraServer, text: Text
 ) -> None:
@@ -132,7 +133,8 @@ def test_from_a_tier_and_never_without_the_adapter(
     archived(plain)
 
 
-@pytest.mark.parametrize("placement", [pytest.param("in-place", marks=pytest.mark.matrix), "attend"])
+@pytest.mark.matrix
+@pytest.mark.parametrize("placement", ["in-place", "attend"])
 def test_placements_and_evictions(placement: str, serve: Serve, adapter: ChunkAdapter, oracle: Any, text: Text) -> None:
     flags = ("--chunk-cache-placement", placement, "--block-size", "32", *SMALL)
     server = serve("tiny-llama", "--chunk-adapter", str(adapter.folder), *flags)

@@ -55,6 +55,7 @@ def test_openai_endpoints_and_follow_up_questions(server: TesseraServer) -> None
     assert report["chunks"][0]["status"] == "hit"
 
 
+@pytest.mark.matrix
 def test_a_restart_computes_nothing_and_a_changed_file_only_its_passages(
     server: TesseraServer, start_with_tiers: Callable[..., TesseraServer]
 ) -> None:

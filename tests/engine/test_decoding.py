@@ -13,6 +13,8 @@ from tests.engine.server import TesseraServer, token_logprobs
 from tests.oracle import Oracle
 from tests.support.exactness import STRATEGIES, ask, segments
 
+pytestmark = pytest.mark.matrix
+
 Text = Callable[[int], str]
 SIZE, NUMBER, STEPS = 32, 6, 24
 SPARSE = ("--decode-sparse-budget", str(SIZE * NUMBER + 5), "--block-size", str(SIZE))
@@ -87,7 +89,6 @@ def test_preempted_answers_stay_exact(server: TesseraServer, oracle: Any, text: 
             assert_sparse(answer, oracle("tiny-llama"), strategy, steps=90)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("model", "flags"),
     [
@@ -108,7 +109,6 @@ def test_beside_other_features(model: str, flags: tuple[str, ...], serve: Any, o
         assert_sparse(ask(server, strategy, chunks, text(30), max_tokens=60), oracle(model), strategy, 60)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [(("--chunk-cache-placement", "attend"), "attend"), (("--decode-sparse-budget", "100"), "less than 4 blocks")],

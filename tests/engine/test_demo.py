@@ -32,7 +32,7 @@ from tests.processes import started
 from tests.support.profiles import make_profile
 
 MAX_TOKENS = 26
-EACH = [5, pytest.param(25, marks=pytest.mark.matrix)]
+EACH = [5, 25]
 """Questions of each kind; there are four."""
 
 Results = dict[tuple[str, str], dict[str, Any]]
@@ -86,7 +86,8 @@ class Reference:
         return self.tokenizer.decode(tokens[:end])
 
 
-@pytest.mark.parametrize("strategy", ["full", "shared", pytest.param("offset", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("strategy", ["full", "shared", "offset"])
 @pytest.mark.parametrize("each", EACH)
 def test_answers_are_those_of_plain_transformers(strategy: str, each: int, results: Callable[[int], Results]) -> None:
     reference = Reference()
@@ -96,6 +97,7 @@ def test_answers_are_those_of_plain_transformers(strategy: str, each: int, resul
         assert result["text"] == reference.answer(question, strategy)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("each", EACH)
 def test_the_model_answers_and_admits_not_to_know(each: int, results: Callable[[int], Results]) -> None:
     right = [
@@ -106,6 +108,7 @@ def test_the_model_answers_and_admits_not_to_know(each: int, results: Callable[[
     assert sum(right) / len(right) >= 0.95
 
 
+@pytest.mark.matrix
 def test_a_profile_decides_by_the_number_of_chunks(server: TesseraServer) -> None:
     for number in range(1, 6):
         chunks = [f"The access code of Falcon is {i}." for i in range(number)]

@@ -23,6 +23,8 @@ from tests.support.parallel import (
 )
 from tests.support.preemption import FEW_BLOCKS, assert_exact_under_preemption, assert_nothing_is_left_behind
 
+pytestmark = pytest.mark.matrix
+
 Text = Callable[[int], str]
 # Prefills take several steps, between which vLLM drops blocks.
 FLAGS = ("--dtype", "float32", *COMMON, "--max-model-len", str(MAX_POSITIONS), *SMALL_STEPS.args)
@@ -35,7 +37,7 @@ class Windowed(NamedTuple):
     oracle: Oracle
 
 
-MODELS = ["Gemma 3", pytest.param("Mistral, sliding", marks=pytest.mark.matrix)]
+MODELS = ["Gemma 3", "Mistral, sliding"]
 """With two tables of blocks, and with one whose layers all have windows."""
 
 
@@ -72,14 +74,12 @@ async def test_clients_that_leave_take_everything_with_them(windowed: Windowed, 
     await assert_nothing_is_left_behind(windowed.server, text, longest=450)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("name", MODELS)
 def test_answers_stay_exact_under_preemption(name: str, text: Text, tmp_path: Path) -> None:
     with started(name, tmp_path, *FEW_BLOCKS, "--max-model-len", "512") as windowed:
         assert_exact_under_preemption(windowed.server, windowed.oracle, text)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("kind", WORKERS)
 def test_two_workers(kind: str, text: Text, tmp_path: Path) -> None:
     with all_cores(), started("Gemma 3", tmp_path, *WORKERS[kind], **ENVIRONMENT) as windowed:

@@ -14,6 +14,8 @@ from tests.engine.server import ServerPool, TesseraServer
 from tests.oracle import Oracle
 from tests.support.exactness import STEPS, ask, assert_exact, statuses
 
+pytestmark = pytest.mark.matrix
+
 TRAINED, WINDOW = 512, 256
 POSITIONS = f"window-{WINDOW}"
 """The oracle's name of them."""
@@ -28,7 +30,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_random_model(tmp_path_factory.mktemp("models") / "short", max_position_embeddings=TRAINED)
 
 
-@pytest.fixture(scope="module", params=["copy", pytest.param("attend", marks=pytest.mark.matrix)])
+@pytest.fixture(scope="module", params=["copy", "attend"])
 def windowed(request: pytest.FixtureRequest, pool: ServerPool, short: Path) -> TesseraServer:
     return pool.get(*arguments_of(short), *FLAGS, "--chunk-cache-placement", request.param)
 

@@ -167,7 +167,9 @@ def test_without_a_model_a_random_one_is_built(model, out, fakes, monkeypatch):
     assert read_run(out)[0].model == str(model)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "sent", [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.matrix) for each in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_a_signal_stops_the_servers_and_keeps_what_was_measured(sent, argv, out):
     status, printed, said = signalled(sent, ["0.5", "chat", *argv], out / "samples.jsonl", "\n.*\n")
     assert status == 130, said
