@@ -4,12 +4,14 @@
     tessera serve qwen2.5-coder-1.5b
     python research/measure_citations.py --limit 50 --chunks 8 --server URL
 
-The questions are those of ``tessera eval`` that one or two passages answer. Right answers alone are counted.
+The questions are those of ``tessera eval`` that one or two passages answer. Right answers alone are counted. Beside it,
+``--asked`` numbers the passages, and asks the model itself to name those that its answer rests on.
 """
 
 import argparse
 import json
 import random
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,26 +29,33 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=50, help="questions for each number of chunks (default: 50)")
     parser.add_argument("--chunks", type=int, nargs="+", default=[8], help="numbers of chunks (default: 8)")
     parser.add_argument("--server", default="http://127.0.0.1:8000")
+    parser.add_argument("--asked", action="store_true", help="ask the model to cite, too")
     args = parser.parse_args()
-    found, costs = Counter[tuple[str, str]](), list[float]()
+    counts, costs = Counter[tuple[str, int, str, str]](), list[float]()
     with http_client(args.server, timeout=None) as client:
         for question, passages in _questions(args.limit, args.chunks):
-            answer = client.post("/v1/rag/chat", json=_body(question)).raise_for_status().json()
-            text, report = answer["choices"][0]["message"]["content"], answer["cache"]
-            if not score(text, question.answers).accuracy:
-                found["wrong answers", ""] += 1
-                continue
             texts = [chunk.text for chunk in question.chunks]
-            ranked = _ranked(report)
             right = {number for number, each in enumerate(texts) if each in passages}
-            kind = "two passages" if len(passages) > 1 else "one passage"
-            found[kind, "right answers"] += 1
-            found[kind, "right passages first"] += right <= set(ranked[: 1 if len(right) == 1 else 3])
-            found[kind, "one of them first"] += ranked[0] in right
-            costs.append(report["timings_ms"]["cite"])
-            print(json.dumps({"question": question.question, "answer": text, "right": sorted(right), "ranked": ranked}))
-    for (kind, what), number in sorted(found.items()):
-        print(f"{kind} {what}: {number}")
+            kind = "two passages" if len(right) > 1 else "one passage"
+            for by in ("attention", "asked") if args.asked else ("attention",):
+                body = _body(question) if by == "attention" else _asking(question)
+                answer = client.post("/v1/rag/chat", json=body).raise_for_status().json()
+                text, report = answer["choices"][0]["message"]["content"], answer["cache"]
+                case = by, len(texts), kind
+                counts[*case, "questions"] += 1
+                if not score(text, question.answers).accuracy:
+                    continue
+                cited = _ranked(report) if by == "attention" else _named(text)
+                counts[*case, "right answers"] += 1
+                counts[*case, "right passages first"] += right <= set(cited[: 1 if len(right) == 1 else 3])
+                counts[*case, "one of them first"] += bool(cited) and cited[0] in right
+                counts[*case, "none cited"] += not cited
+                if by == "attention":
+                    costs.append(report["timings_ms"]["cite"])
+                said = {"by": by, "question": question.id, "answer": text, "right": sorted(right), "cited": cited}
+                print(json.dumps(said), flush=True)
+    for (by, number, kind, what), count in sorted(counts.items()):
+        print(f"{by}, {number} chunks, {kind}, {what}: {count}")
     print(f"median time for the citations of an answer: {statistics.median(costs):.0f} ms")
 
 
@@ -72,6 +81,18 @@ def _body(question: Question) -> dict[str, Any]:
         "temperature": 0,
         "cache": {"cite": True},
     }
+
+
+def _asking(question: Question) -> dict[str, Any]:
+    """The question behind numbered passages, with the wish for their numbers."""
+    numbered = [f"[{number}] {chunk.text}" for number, chunk in enumerate(question.chunks, 1)]
+    wish = "Behind the answer name the passages that it rests on by their numbers, such as [1] or [1][2]."
+    return {**_body(question), "chunks": numbered, "question": f"{question.question} {wish}", "cache": {}}
+
+
+def _named(text: str) -> list[int]:
+    """Chunks in the order in which an answer names their numbers."""
+    return list(dict.fromkeys(int(number) - 1 for number in re.findall(r"\[(\d{1,2})\]", text)))
 
 
 def _ranked(report: dict[str, Any]) -> list[int]:
