@@ -80,6 +80,8 @@ def page(open_webui: str) -> Iterator[Page]:
     ):
         page = browser.new_page(base_url=open_webui)
         page.set_default_timeout(1000 * LONGEST_S)
+        # A dialog about the latest version may come at any time.
+        page.add_locator_handler(page.get_by_role("button", name="Let's Go"), lambda button: button.click())
         yield page
 
 
@@ -91,7 +93,9 @@ def ask(page: Page, files: Sequence[Path], question: str) -> None:
             page.locator("input[type=file]").first.set_input_files(file)
     page.locator("#chat-input").click()
     page.keyboard.type(question)
-    page.keyboard.press("Enter")
+    while page.locator("#chat-input").inner_text().strip():  # while it takes a file to be coming, it sends nothing
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(500)
     page.get_by_text("2 Sources", exact=True).wait_for()
     page.locator(".copy-response-button").wait_for()  # below an answer that has ended
 

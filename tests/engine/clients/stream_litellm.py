@@ -6,6 +6,7 @@ import sys
 
 import litellm
 
+litellm.suppress_debug_info = True  # else it prints that it doesn't know the model's price
 url, model, asked = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 server = {"api_base": url, "api_key": "none", "messages": asked["messages"], "stream": True, **asked["options"]}
 
