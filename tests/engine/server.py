@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from machine.server_process import ServerProcess, group_members
 from tests.processes import kill_group
 from tests.support.waiting import until
@@ -144,3 +146,12 @@ def stream_events(server: TesseraServer, path: str, body: dict[str, Any]) -> lis
         lines = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
+
+
+def engine_core(server: TesseraServer) -> psutil.Process:
+    return named("EngineCore", psutil.Process(server.process.pid).children())
+
+
+def named(name: str, processes: list[psutil.Process]) -> psutil.Process:
+    """The process with this name in vLLM's process title."""
+    return next(each for each in processes if name in each.name() or name in " ".join(each.cmdline()))

@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.server import TesseraServer, engine_core, token_logprobs
 from tests.engine.sharing import SMALL_STEPS
+from tests.processes import frozen
 from tests.support.concurrently import apart, rag_body, run
 from tests.support.exactness import ask, assert_exact, statuses
 from tests.support.waiting import until
@@ -84,12 +85,14 @@ async def test_whoever_started_the_fills_may_leave_at_any_time(server: TesseraSe
 
 async def test_all_who_wait_leave_and_the_fills_end(server: TesseraServer, text: Text) -> None:
     before, body = fills(server), rag_body(text(10), [text(2000), text(1500)], "?", "shared")
-    async with client_of(server) as client:
-        tasks = [asyncio.create_task(answer(client, body, bool(i % 2))) for i in range(6)]
-        await asyncio.to_thread(until_filling, server, 3)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    with frozen(engine_core(server)):  # no fill ends before they have left
+        async with client_of(server) as client:
+            tasks = [asyncio.create_task(answer(client, body, bool(i % 2))) for i in range(6)]
+            await asyncio.to_thread(until_filling, server, 3)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(until, lambda: not server.occupancy()["leases"])
     assert more(await asyncio.to_thread(fills, server), before) == {"succeeded": 0, "failed": 0, "aborted": 2}
     plan = server.post("/v1/rag/plan", body)
     assert [chunk["status"] for chunk in plan["chunks"]] == ["missing"] * 2

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.cores import all_cores
-from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
+from tests.engine.server import TesseraServer, engine_core, named, shared_memory, wait_until_gone
 from tests.processes import frozen
 from tests.support.parallel import WORKERS
 from tests.support.waiting import until
@@ -92,15 +92,6 @@ def load(server: TesseraServer, text: Text) -> Iterator[list[Asked]]:
     yield asked
     for thread in threads:
         thread.join()
-
-
-def engine_core(server: TesseraServer) -> psutil.Process:
-    return named("EngineCore", psutil.Process(server.process.pid).children())
-
-
-def named(name: str, processes: list[psutil.Process]) -> psutil.Process:
-    """The process with this name in vLLM's process title."""
-    return next(each for each in processes if name in each.name() or name in " ".join(each.cmdline()))
 
 
 def assert_told(asked: list[Asked]) -> None:
