@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -93,11 +94,16 @@ def ask(page: Page, files: Sequence[Path], question: str) -> None:
             page.locator("input[type=file]").first.set_input_files(file)
     page.locator("#chat-input").click()
     page.keyboard.type(question)
-    while page.locator("#chat-input").inner_text().strip():  # while it takes a file to be coming, it sends nothing
-        page.keyboard.press("Enter")
-        page.wait_for_timeout(500)
+    until(partial(is_sent, page), LONGEST_S, "the question was not sent")
     page.get_by_text("2 Sources", exact=True).wait_for()
     page.locator(".copy-response-button").wait_for()  # below an answer that has ended
+
+
+def is_sent(page: Page) -> bool:
+    """Sends what was typed, unless a file still seems to be coming."""
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(500)
+    return not page.locator("#chat-input").inner_text().strip()
 
 
 def test_the_second_answer_about_uploaded_files_reuses_them(tessera: TesseraServer, page: Page, tmp_path: Path) -> None:
