@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
+from cache.segments.holdings import Tier
+
 RELEVANT_S: Final = 60.0
 """Age at which a measurement is forgotten, so that a way that was too slow is tried again."""
 _WEIGHT: Final = 0.2
@@ -37,16 +39,16 @@ class Pace:
 
 
 class Costs:
-    """Paces of computing (tokens), fetching from replicas (bytes) and loading by tier (bytes)."""
+    """Paces of computing (tokens), and of fetching by replicas' tier and loading by own tier (bytes)."""
 
     def __init__(self) -> None:
         self.computing = Pace()
-        self.fetching = Pace()
+        self.fetching: defaultdict[Tier, Pace] = defaultdict(Pace)
         self.loading: defaultdict[str, Pace] = defaultdict(Pace)
 
-    def is_worth_fetching(self, num_tokens: int, num_bytes: int) -> bool:
-        """Whether fetching is quicker than computing; True if either is unknown."""
-        return self._is_quicker(self.fetching.seconds(num_bytes), num_tokens)
+    def is_worth_fetching(self, tier: Tier, num_tokens: int, num_bytes: int) -> bool:
+        """Whether fetching what a replica has in ``tier`` is quicker than computing; True if either is unknown."""
+        return self._is_quicker(self.fetching[tier].seconds(num_bytes), num_tokens)
 
     def is_worth_loading(self, tier: str, num_tokens: int, num_bytes: int) -> bool:
         """Whether loading from ``tier`` is quicker than computing; True if either is unknown."""

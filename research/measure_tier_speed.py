@@ -6,7 +6,8 @@
     .venv/bin/python research/measure_tier_speed.py --only objects --model MODEL
 
 Times to first token over eight chunks of 512 tokens, with rounds that alternate between the pool and another place:
-host memory, a directory in the page cache, an object store that answers each request 20 ms late, another replica. Each
+host memory, a directory in the page cache, an object store that answers each request 20 ms late, another replica's pool
+and host memory. Each
 question comes to an idle server. Of directory and object store also with a plan that starts the loads 200 ms ahead of
 the question. Then, the time per output token of two answers, while 200 chunks load.
 """
@@ -128,15 +129,17 @@ async def from_tier(url: str, *, is_planned: bool) -> dict[str, list[float]]:
 
 
 async def from_replica(url: str, other: str) -> dict[str, list[float]]:
-    """Seconds to the first token, from the pool and from another replica."""
-    found: dict[str, list[float]] = {"pool": [], "fetched": []}
+    """Seconds to the first token, from the pool, and from another replica's pool and host memory."""
+    found: dict[str, list[float]] = {"pool": [], "fetched": [], "fetched from host memory": []}
     async with Client(url) as client, Client(other) as holder:
         asked = Asked(client, "replicas")
-        await asked.ask(holder, "")
         await asked.ask(client, "")
         for number in range(-1, ROUNDS):
             for way, seconds in found.items():
-                if way == "fetched":
+                if way != "pool":
+                    await asked.ask(holder, "")
+                    if way != "fetched":
+                        await to_sleep(holder)
                     await client.post("/v1/cache/clear", {})
                     await asyncio.sleep(0.5)
                 took = await asked.ask(client, "hit" if way == "pool" else "fetched")
@@ -190,12 +193,13 @@ def tell(name: str, found: dict[str, list[float]]) -> None:
 
 
 def replicas(start: Start, folder: Path) -> None:
-    """Two replicas, one of which fetches from the other."""
+    """Two replicas, one of which fetches from the other, which has host memory besides."""
     redis = RedisProcess(folder)
     try:
         sharing = ("--registry", redis.url, "--peer-secret", "a-secret-of-replicas")
         told = (("--advertise-url", f"http://127.0.0.1:{port}") for port in (free_port(), free_port()))
-        urls = [start(*sharing, *each, port=int(each[1].rpartition(":")[2])) for each in told]
+        tiers = ((), ("--chunk-cache-tiers", "host://?size=4GiB"))
+        urls = [start(*sharing, *a, *b, port=int(a[1].rpartition(":")[2])) for a, b in zip(told, tiers, strict=True)]
         tell("other replica", asyncio.run(from_replica(*urls)))
     finally:
         redis.stop()

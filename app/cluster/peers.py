@@ -4,8 +4,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from typing import Final, NamedTuple
 
 from cache.config import ChunkCacheConfig
 from cache.costs import Costs
@@ -64,6 +64,7 @@ class Peers:
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
         self._lookups = LookupBatcher(self._begin_fills)
         self._known: dict[str, Replica] = {}
+        self._own_storages: set[str] = set()
         self._known_until = 0.0
         self._refreshing = asyncio.Lock()
 
@@ -79,11 +80,12 @@ class Peers:
                 found = await self._lookups.ask(keys)
                 peers = await self.others()
                 others = peers.keys() - in_vain
-                holders = _holders_of_all(found, others)
-                if holders and self._is_worth_it(job):
-                    if await self.fetched(job, peers[holders[0]], deadline):
-                        return SourceResult(ChunkStatus.FETCHED, origin=peers[holders[0]].name)
-                    in_vain.add(holders[0])
+                holders = _holders_of_all(found, [peers[each] for each in others], self._own_storages)
+                if holders and self._is_worth_it(job, holders[0].tier):
+                    peer = peers[holders[0].id]
+                    if await self.fetched(job, peer, deadline, holders[0].tier):
+                        return SourceResult(ChunkStatus.FETCHED, origin=peer.name)
+                    in_vain.add(peer.id)
                 elif holders or not any(each.filler in others for each in found):
                     return None
                 if time.monotonic() + _POLL_S > deadline:
@@ -97,31 +99,32 @@ class Peers:
         computing = self._costs.computing.seconds(_tokens(job))
         return self._wait_s if computing is None else min(self._wait_s, 2 * computing + _PUBLISHED_S)
 
-    def _is_worth_it(self, job: FillJob) -> bool:
-        return self._is_eager or self._costs.is_worth_fetching(_tokens(job), self._bytes(job.entries))
+    def _is_worth_it(self, job: FillJob, tier: Tier) -> bool:
+        return self._is_eager or self._costs.is_worth_fetching(tier, _tokens(job), self._bytes(job.entries))
 
     def _bytes(self, entries: Sequence[ChunkKVCache]) -> int:
         return self._config.page_bytes * sum(entry.num_pages for entry in entries)
 
-    async def fetched(self, job: FillJob, peer: Replica, deadline: float) -> bool:
-        """Fetches all entries of ``job`` from ``peer`` before ``deadline`` (monotonic); False if that fails."""
+    async def fetched(self, job: FillJob, peer: Replica, deadline: float, tier: Tier = Tier.DEVICE) -> bool:
+        """Fetches all entries of ``job``, which ``peer`` has in ``tier`` or faster ones; False if that fails.
+
+        It ends before ``deadline`` (monotonic).
+        """
         if (transfers := self._transfers()) is None:
             return False
         started = time.perf_counter()
         async with asyncio.TaskGroup() as group:  # waits for all: pages that are written must not be reused
             fetches = [group.create_task(self._fetched_one(transfers, each, peer, deadline)) for each in job.entries]
         outcomes = set[str]().union(*(fetch.result() for fetch in fetches))
-        if "refused" in outcomes:
-            self._count("refused")
-            return False
-        if outcomes != {"fetched"}:
-            self._count("absent" if outcomes <= {"fetched", "absent"} else "failed")
-            return False
-        self._count("fetched")
-        num_bytes = self._bytes(job.entries)
-        self._metrics.fetched_bytes += num_bytes
-        self._costs.fetching.observe(num_bytes, time.perf_counter() - started)
-        return True
+        num_bytes, seconds = self._bytes(job.entries), time.perf_counter() - started
+        outcome = next(each for each in ("refused", "failed", "absent", "fetched") if each in outcomes)
+        self._count(outcome)
+        if outcome == "failed":  # perhaps it took too long
+            self._costs.fetching[tier].given_up(num_bytes, seconds)
+        elif outcome == "fetched":
+            self._metrics.fetched_bytes += num_bytes
+            self._costs.fetching[tier].observe(num_bytes, seconds)
+        return outcome == "fetched"
 
     async def _fetched_one(
         self, transfers: PoolTransfers, entry: ChunkKVCache, peer: Replica, deadline: float
@@ -143,6 +146,7 @@ class Peers:
                 mine, own_id = self._config.fingerprint, self._own_id()
                 replicas = await self._registry.replicas()
                 self._known = {each.id: each for each in replicas if each.fingerprint == mine and each.id != own_id}
+                self._own_storages = {name for each in replicas if each.id == own_id for name in each.storages}
                 self._known_until = time.monotonic() + _KNOWN_S
         return self._known
 
@@ -177,10 +181,23 @@ class LookupBatcher:
         return dict(zip(keys, await self._look_up(keys), strict=True))
 
 
-def _holders_of_all(found: Sequence[Found], among: "set[str]") -> list[str]:
-    """Replicas that hold all of the documents in their pools."""
-    in_pools = ({c.holder for c in each.claims if c.holding.tier is Tier.DEVICE} for each in found)
-    return sorted(among.intersection(*in_pools))
+class _Holder(NamedTuple):
+    """A replica that has all that is missing, and the slowest tier that has a part of it."""
+
+    tier: Tier
+    id: str
+
+
+def _holders_of_all(found: Sequence[Found], peers: Sequence[Replica], own_storages: Set[str]) -> list[_Holder]:
+    """Peers that hold all of the documents, or read them from storage that this replica doesn't; the fastest first."""
+    holders = []
+    for peer in peers:
+        places = {peer.id, *peer.storages} - own_storages
+        tiers = [min((c.holding.tier for c in each.claims if c.holder in places), default=None) for each in found]
+        known = [tier for tier in tiers if tier is not None]
+        if len(known) == len(tiers):
+            holders.append(_Holder(max(known), peer.id))
+    return sorted(holders)
 
 
 def _tokens(job: FillJob) -> int:

@@ -14,8 +14,6 @@ from fastapi.responses import StreamingResponse
 from app.cluster.peers import FILL_PATH, PATH
 from app.routes.dependencies import Engine
 from cache.errors import FullAttentionError
-from cache.lease import Lease
-from cache.manager import ChunkCacheManager
 from cache.segments.hashing import ChunkHash
 from engine_ext.chunks.cache_off import CacheOff
 from engine_ext.chunks.chunk_cache import ChunkCache
@@ -38,20 +36,19 @@ async def chunk(
     engine: Engine,
     fingerprint: Annotated[str | None, Header(alias=FINGERPRINT_HEADER)] = None,
 ) -> StreamingResponse:
-    """One worker's file of a cached segment. 409 for another engine's fingerprint."""
+    """One worker's file of a segment, from pool or tiers. 409 for another engine's fingerprint."""
     cache = engine.cache
     if isinstance(cache, CacheOff) or (transfers := cache.transfers) is None:
         raise GracefulHTTPError("this replica shares nothing", HTTPStatus.NOT_FOUND)
     if rank >= transfers.num_workers:
         raise GracefulHTTPError(f"this replica has no worker {rank}", HTTPStatus.NOT_FOUND)
     _check_fingerprint(fingerprint, cache.config.fingerprint)
-    lease = _lease(cache.manager, key)
     try:
-        file = await transfers.read(lease.chunks[0].entry, rank)
+        file = await cache.file(ChunkHash(bytes.fromhex(key)), rank)
     except TransferError as error:
         raise GracefulHTTPError(str(error), HTTPStatus.NOT_FOUND) from error
-    finally:
-        cache.release(lease)
+    if file is None:
+        raise GracefulHTTPError(f"no segment here has the key {key}", HTTPStatus.NOT_FOUND)
     headers = {"content-length": str(len(file))}
     return StreamingResponse(_parts(file), media_type="application/octet-stream", headers=headers)
 
@@ -81,10 +78,3 @@ async def _parts(file: memoryview) -> AsyncIterator[memoryview]:
 def _check_fingerprint(given: str | None, own: str | None) -> None:
     if own is None or given != own:
         raise GracefulHTTPError("this replica has another engine fingerprint", HTTPStatus.CONFLICT)
-
-
-def _lease(manager: ChunkCacheManager, key: str) -> Lease:
-    lease = manager.hold(ChunkHash(bytes.fromhex(key)))
-    if lease is None:
-        raise GracefulHTTPError(f"no cached segment has the key {key}", HTTPStatus.NOT_FOUND)
-    return lease

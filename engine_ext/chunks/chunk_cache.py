@@ -30,7 +30,7 @@ from engine_ext.chunks.id_records import IdRecords
 from engine_ext.chunks.prefill import NotSavedError, run_prefill
 from engine_ext.chunks.prefixes import Prefixes
 from engine_ext.chunks.source import ChunkSource, SourceResult
-from engine_ext.chunks.tier_source import TierSource
+from engine_ext.chunks.tier_source import TierSource, note_events
 from engine_ext.chunks.tier_writer import TierWriter
 from engine_ext.chunks.transfers import PoolTransfers
 from engine_ext.chunks.turns import FairTurns
@@ -401,6 +401,21 @@ class ChunkCache:
         """Publishes segments, which can be loaded, under the registry's keys."""
         for entry, key in documents.items():
             self.manager.name(key, entry)
+
+    async def file(self, key: ChunkHash, rank: int) -> memoryview | None:
+        """One worker's file of a segment in the pool or in tiers, for other replicas; ``None`` if it is nowhere."""
+        if self.transfers is None:
+            return None
+        if (lease := self.manager.hold(key)) is not None:
+            try:
+                return await self.transfers.read(lease.chunks[0].entry, rank)
+            finally:
+                self.release(lease)
+        if (entry := self.manager.away.get(key)) is None:
+            return None
+        answer, file = await self.transfers.read_stored(entry, rank)
+        note_events(self.metrics, [answer])
+        return file if answer.tier is not None else None
 
     def release(self, lease: Lease) -> None:
         """Ends a lease, and aborts fills without another lease."""

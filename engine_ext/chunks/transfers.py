@@ -27,6 +27,7 @@ from engine_ext.wire.worker_messages import (
     ListRecords,
     Load,
     Read,
+    ReadStored,
     SegmentMessage,
     Store,
     receive_file,
@@ -67,6 +68,14 @@ class PoolTransfers:
         """One worker's file of a segment that the caller leases; raises :class:`TransferError`."""
         async with self._lane() as workers:
             return await workers[rank].read(Read(self._label(entry, rank), entry.pages, entry.tag))
+
+    async def read_stored(self, entry: ChunkKVCache, rank: int) -> tuple[Answer, memoryview]:
+        """One worker's file of a segment in its tiers, and its answer; raises :class:`TransferError`.
+
+        The answer names the tier that had the file. If none had, the file is empty.
+        """
+        async with self._lane() as workers:
+            return await workers[rank].exchanged(ReadStored(self._label(entry, rank)))
 
     async def fetch(self, entry: ChunkKVCache, url: str, secret: str, limit_s: float) -> list[Answer]:
         """Fills a segment from another replica's files at ``url``, which the peers' ``secret`` signs.
@@ -181,16 +190,19 @@ class _Worker:
 
     async def ask(self, message: SegmentMessage | BlockMessage) -> Answer:
         """The answer; raises :class:`TransferError`."""
-        answer, _ = await self._exchanged(message)
+        answer, _ = await self.exchanged(message)
         return answer
 
     async def read(self, message: Read) -> memoryview:
         """The file that follows the answer; raises :class:`TransferError`."""
-        _, file = await self._exchanged(message)
+        _, file = await self.exchanged(message)
         return file
 
-    async def _exchanged(self, message: SegmentMessage | BlockMessage) -> tuple[Answer, memoryview]:
-        """Goes on when the caller is cancelled: otherwise the next one would read this answer."""
+    async def exchanged(self, message: SegmentMessage | BlockMessage) -> tuple[Answer, memoryview]:
+        """The answer, and the file that follows it, if any; raises :class:`TransferError`.
+
+        The exchange goes on when the caller is cancelled: otherwise the next one would read this answer.
+        """
         return await asyncio.shield(asyncio.create_task(self._in_turn(message)))
 
     async def _in_turn(self, message: SegmentMessage | BlockMessage) -> tuple[Answer, memoryview]:
@@ -203,7 +215,7 @@ class _Worker:
             answer = Answer.from_bytes(self._connection.recv_bytes())
             if answer.error:
                 raise TransferError(answer.error)
-            file = self._memory.take(answer.num_bytes) if isinstance(message, Read) else memoryview(b"")
+            file = self._memory.take(answer.num_bytes) if isinstance(message, Read | ReadStored) else memoryview(b"")
             receive_file(self._connection, file)
             return answer, file
         except (EOFError, OSError) as error:

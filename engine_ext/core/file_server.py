@@ -36,6 +36,7 @@ from engine_ext.wire.worker_messages import (
     ListRecords,
     Load,
     Read,
+    ReadStored,
     SegmentMessage,
     Store,
     segment_message,
@@ -125,6 +126,8 @@ class TransferServer:
         match message:
             case Read():
                 return self._read(message, answer)
+            case ReadStored():
+                return self._read_stored(message, answer)
             case Store():
                 self._chain.put(_address(message.label), self._read(message, answer), Events(answer.events))
             case Load():
@@ -150,6 +153,18 @@ class TransferServer:
         blank = BlankFile(message.label, self._half.forms(_num_tokens(message.label)), self._memory.take)
         self._half.read(message.pages, message.tag, blank.tensors)
         file = blank.seal()
+        answer.num_bytes = len(file)
+        return file
+
+    def _read_stored(self, message: ReadStored, answer: Answer) -> Buffer:
+        label, names = message.label, [tier.name for tier in self._chain.tiers]
+
+        def checked(data: Buffer) -> Buffer:
+            self._unpack(data, label)
+            return data
+
+        found = self._chain.get(_address(label), self._largest(label), names, checked, Events(answer.events))
+        answer.tier, file = found or (None, b"")
         answer.num_bytes = len(file)
         return file
 

@@ -39,6 +39,12 @@ class Read(_OfPages):
     """Send the pages as a file, which follows an answer without error."""
 
 
+class ReadStored(_Message):
+    """Send a segment's file from the first ``tier`` that has it; the file follows the answer."""
+
+    label: ChunkFileLabel
+
+
 class Store(_OfPages):
     """Export the pages to every tier."""
 
@@ -83,7 +89,7 @@ class ListRecords(_Message):
     fingerprint: str
 
 
-SegmentMessage = Read | Store | Load | Fetch | Drop | KeepRecord | FindRecord | ListRecords
+SegmentMessage = Read | ReadStored | Store | Load | Fetch | Drop | KeepRecord | FindRecord | ListRecords
 
 
 class StageBlocks(_Message):

@@ -4,6 +4,7 @@
 import pytest
 
 from cache.costs import RELEVANT_S, Costs, Pace
+from cache.segments.holdings import Tier
 from tests.cache.helpers import Clock
 
 
@@ -43,9 +44,10 @@ def test_one_slow_measurement_among_others_changes_little():
 
 def test_what_is_unknown_is_tried():
     costs = Costs()
-    assert costs.is_worth_fetching(100, 1000)
+    assert costs.is_worth_fetching(Tier.HOST, 100, 1000)
     costs.computing.observe(100, 1)
-    assert costs.is_worth_fetching(100, 1000)
-    costs.fetching.observe(1000, 2)
-    assert not costs.is_worth_fetching(100, 1000)
-    assert costs.is_worth_fetching(100, 400)
+    assert costs.is_worth_fetching(Tier.HOST, 100, 1000)
+    costs.fetching[Tier.HOST].observe(1000, 2)
+    assert not costs.is_worth_fetching(Tier.HOST, 100, 1000)
+    assert costs.is_worth_fetching(Tier.HOST, 100, 400)
+    assert costs.is_worth_fetching(Tier.DISK, 100, 1000)  # another tier has another pace

@@ -17,6 +17,7 @@ from engine_ext.wire.chunk_file import label_of, pack_file, unpack_file
 from machine.server_process import ROOT, TESSERA_SERVE, ServerProcess
 from tests.cores import all_cores
 from tests.engine import hanging_tier
+from tests.engine.conftest import ALWAYS_FETCHING
 from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
 from tests.oracle import Oracle
 from tests.redis_server import RedisServer
@@ -371,3 +372,41 @@ def test_replicas_that_share_a_directory_share_what_is_in_it_by_the_registry(
         assert_exact(answer, oracle("tiny-llama"), "offset")
         key = answer["cache"]["chunks"][0]["key"]
         assert len(list((tmp_path / "kv").rglob(f"{key}*"))) == 1
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("tier", "holder"),
+    [("host://?size=64MiB&timeout=20", 6), ("file://{folder}/kv?size=1GiB&timeout=20", 2)],
+    ids=["host", "file"],
+)
+def test_what_a_replica_has_in_a_tier_of_its_own_another_fetches(
+    tier: str,
+    holder: int,
+    start: StartServer,
+    start_with_tiers: StartServer,
+    tmp_path: Path,
+    oracle: Callable[[str], Oracle],
+    text: Text,
+    redis_server: RedisServer,
+) -> None:
+    registry = ("--registry", redis_server.url, "--replica-name")
+    environment = {"TESSERA_PEER_SECRET": "of these replicas alone", "REGISTRY": json.dumps({"timeout_s": 10})}
+    a = start_with_tiers(tier.format(folder=tmp_path), *registry, "a", environment=environment)
+    b = start(*registry, "b", environment=environment, serve=ALWAYS_FETCHING).wait_ready()
+    chunks = [text(300), text(120)]
+    assert statuses(ask(a, "offset", chunks, "What?")) == ["filled"] * 2
+    to_sleep(a)
+
+    def holders() -> list[list[int]]:
+        """Lengths of the holders' names, of each document and the system segment."""
+        keys = redis_server.client.scan_iter("tessera:d:*")
+        return [[len(name) for name in redis_server.client.hkeys(key)] for key in keys]
+
+    until(lambda: holders() == [[holder]] * 3)
+    answer = ask(b, "shared", chunks[::-1], "Which?")
+    assert origins(answer) == ["a", "a"]
+    assert_exact(answer, oracle("tiny-llama"), "shared")
+    assert b.stats()["counters"]["fetches"] == {"fetched": 2}
+    assert a.stats()["occupancy"]["segments"] == 0
+    assert a.stats()["counters"]["tiers"][tier.partition(":")[0]]["loaded"] == 3

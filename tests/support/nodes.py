@@ -56,6 +56,8 @@ class FakeTransfers:
         self.strangers = {}
         """Real addresses behind the URLs of some replicas."""
         self.damaged = False
+        self.stored = {}
+        """Files in tiers, by their segments' keys."""
         self.may_end = asyncio.Event()
         self.may_end.set()
         self.reads = 0
@@ -68,6 +70,14 @@ class FakeTransfers:
         assert {tag for tag, _ in pages} == {entry.tag}
         content = json.dumps(["damaged" if self.damaged else str(entry.key), pages[0][1]]).encode()
         return memoryview(content)
+
+    async def keep(self, entry):
+        """Stores a segment's file."""
+        self.stored[entry.key] = await self.read(entry, 0)
+
+    async def read_stored(self, entry, rank):
+        file = self.stored.get(entry.key)
+        return (Answer(), memoryview(b"")) if file is None else (Answer(tier="host", num_bytes=len(file)), file)
 
     async def fetch(self, entry, url, secret, limit_s):
         """As a worker does; if cancelled, it ends nevertheless."""
@@ -114,8 +124,11 @@ class FakeTransfers:
 class Node:
     """One replica."""
 
-    def __init__(self, name, registry, mounts, *, fingerprint="engine", secret=SECRET, wait_s=5.0, role="both"):
+    def __init__(
+        self, name, registry, mounts, *, fingerprint="engine", secret=SECRET, wait_s=5.0, role="both", storages=()
+    ):
         self.name, self.id, self.registry, self.role = name, f"{ord(name):012x}", registry, role
+        self.storages = storages
         self.llm = FakeLLM()
         config = ChunkCacheConfig(256, PAGE_TOKENS, fingerprint, page_bytes=100)
         self.cache = ChunkCache(self.llm, config, transfers=FakeTransfers(self.llm, mounts))
@@ -151,8 +164,9 @@ class Node:
             self.fetching.enter_context(self.cache.fills.also_from(prefillers))
 
     async def join(self):
+        url, fingerprint = f"http://{self.name}", self.manager.config.fingerprint
         await self.registry.beat(
-            Replica(self.id, self.name, f"http://{self.name}", ("m",), self.manager.config.fingerprint, role=self.role)
+            Replica(self.id, self.name, url, ("m",), fingerprint, role=self.role, storages=self.storages)
         )
 
     async def ask(self, *chunks, adapter=None):
@@ -167,7 +181,10 @@ class Node:
         return [(each.status, each.origin) for each in report.chunks]
 
     async def tell(self):
-        await self.registry.publish(self.id, self.cache.holdings.take_changes(1000)[0])
+        held, stored = self.cache.holdings.take_changes(1000)
+        await self.registry.publish(self.id, held)
+        for storage in self.storages:
+            await self.registry.publish(storage, stored)
 
     async def close(self):
         """Nothing is left behind."""

@@ -126,10 +126,50 @@ async def test_a_chunk_that_another_replica_cannot_give_is_computed(nodes, happe
 
 async def test_what_is_quicker_to_compute_is_not_fetched(pair):
     _, b = pair
-    b.cache.costs.fetching.observe(100, 5)
+    b.cache.costs.fetching[Tier.DEVICE].observe(100, 5)
     b.cache.costs.computing.observe(100, 0.001)
     assert await b.ask(A) == FILLED
     assert not b.manager.metrics.fetches
+
+
+async def left_to_tiers(node, *tiers):
+    """Moves all that the node has into these tiers."""
+    for entry in list(node.manager.index):
+        entry.tiers = tiers
+        await node.transfers.keep(entry)
+        node.manager.detach(entry, Removal.EVICTED)
+    await node.tell()
+
+
+async def test_what_another_replica_has_in_host_memory_only_is_fetched(pair):
+    a, b = pair
+    await left_to_tiers(a, "host", "file")
+    assert await b.ask(A) == [("fetched", "a")]
+    b.manager.clear()
+    a.transfers.stored.clear()  # a tier may evict without a word
+    assert await b.ask(A) == FILLED
+    assert b.manager.metrics.fetches == {"fetched": 1, "absent": 1}
+
+
+@pytest.mark.parametrize(("own", "expected"), [((), [("fetched", "a")]), (("cc",), FILLED)])
+async def test_what_is_in_storage_is_fetched_by_replicas_that_do_not_read_it_themselves(nodes, own, expected):
+    (a,), (b,) = await nodes("a", storages=("cc",)), await nodes("b", storages=own)
+    await a.ask(A)
+    await left_to_tiers(a, "file")
+    assert await b.ask(A) == expected
+
+
+async def test_the_fastest_holder_is_asked_first_and_slow_tiers_have_a_pace_of_their_own(nodes):
+    a, b, c = await nodes("a", "b", "c")
+    await a.ask(A)
+    await left_to_tiers(a, "host")
+    await b.ask(A)
+    assert await c.ask(A) == [("fetched", "b")]
+    await b.registry.leave(b.id)
+    c.manager.clear()
+    c.cache.costs.computing.observe(100, 0.001)
+    c.cache.costs.fetching[Tier.HOST].observe(100, 5)
+    assert await c.ask(A) == FILLED
 
 
 async def test_another_holder_is_asked_then(nodes):
@@ -229,7 +269,7 @@ async def test_a_replica_that_decodes_has_chunks_computed(nodes):
     """By the same replica that prefills, for all that decode, and once; also a system segment that was evicted."""
     (one,) = await nodes("p", role="prefill")
     a, b = await nodes("a", "b", role="decode")
-    a.cache.costs.fetching.observe(100, 50)  # fetching is always right
+    a.cache.costs.fetching[Tier.DEVICE].observe(100, 50)  # fetching is always right
     assert await a.ask(A, B) == [("fetched", "p")] * 2
     await one.tell()
     assert {status for status, _ in await b.ask(B, A)} == {"fetched"}
