@@ -6,19 +6,12 @@ from hypothesis import strategies as st
 from tests.fuzzing import objects, perhaps
 
 texts = st.text(max_size=10) | st.sampled_from(["one##two##?", "why?", " ", "\U0001f600", "a\x00b"])
-parts = objects(
-    type=perhaps(st.sampled_from(["text", "input_text", "document", "image_url"])),
-    text=perhaps(texts),
-    title=perhaps(texts),
-    context=perhaps(texts),
-    source=perhaps(
-        objects(
-            type=perhaps(st.sampled_from(["text", "content", "base64"])),
-            data=perhaps(texts),
-            content=perhaps(texts | st.lists(objects(type=st.just("text"), text=perhaps(texts)), max_size=3)),
-        )
-    ),
-)
+contents = texts | st.lists(objects(type=st.just("text"), text=perhaps(texts)), max_size=3)
+source_types = st.sampled_from(["text", "content", "base64"])
+sources = objects(type=perhaps(source_types), data=perhaps(texts), content=perhaps(contents))
+part_types = st.sampled_from(["text", "input_text", "document", "image_url"])
+named = {name: perhaps(texts) for name in ("text", "title", "context")}
+parts = objects(type=perhaps(part_types), source=perhaps(sources), **named)
 messages = objects(
     role=perhaps(st.sampled_from(["user", "user", "system", "developer", "assistant"])),
     content=perhaps(texts | st.lists(perhaps(parts), max_size=4)),

@@ -114,14 +114,9 @@ def doctor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Doctor]:
 
 
 def test_on_a_cpu_everything_works(doctor: Doctor) -> None:
-    assert doctor.says(None, "--chunk-mode", "parallel") == [
-        (
-            "ok",
-            f"works here: placement copy, placement in-place, {NEVER_RUN}, KV in float32, KV in float16, "
-            "KV in bfloat16, KV in fp8",
-            None,
-        )
-    ]
+    dtypes = "KV in float32, KV in float16, KV in bfloat16, KV in fp8"
+    works = f"works here: placement copy, placement in-place, {NEVER_RUN}, {dtypes}"
+    assert doctor.says(None, "--chunk-mode", "parallel") == [("ok", works, None)]
 
 
 def test_on_a_gpu_the_words_are_those_by_which_the_engine_refuses(
@@ -130,11 +125,8 @@ def test_on_a_gpu_the_words_are_those_by_which_the_engine_refuses(
     monkeypatch.setattr(startup, "strategy_for", lambda _: UNKNOWN)
     said = doctor.says(cuda(9, 0))
     works, attention, fp8 = said
-    assert works == (
-        "ok",
-        "works here: placement copy, placement in-place, KV in float32, KV in float16, KV in bfloat16",
-        None,
-    )
+    dtypes = "KV in float32, KV in float16, KV in bfloat16"
+    assert works == ("ok", f"works here: placement copy, placement in-place, {dtypes}", None)
     reason = attention_reason(doctor.engine.llm.vllm_config)
     assert attention == ("info", f"does not work here: {NEVER_RUN}: {reason}", None)
     with pytest.raises(FullAttentionError, match=f"can't be measured: {reason}"):
@@ -198,13 +190,10 @@ def test_what_is_asked_for_and_does_not_work_is_a_warning(flags: list[str], advi
 
 def test_a_refusal_of_a_worker_is_told(doctor: Doctor) -> None:
     said = doctor.says(None, *IN_PLACE, chunk_cache_in_place_reason="blocks are dropped")
-    assert [text for state, text, _ in said if state == "warn"] == [
-        "does not work here: placement in-place: blocks are dropped"
-    ]
-    said = doctor.says(None, "--decode-sparse-budget", "1", chunk_cache_prepare_decoding="less than 4 blocks")
-    assert [text for state, text, _ in said if state == "warn"] == [
-        "does not work here: sparse decoding: the log says why"
-    ]
+    said += doctor.says(None, "--decode-sparse-budget", "1", chunk_cache_prepare_decoding="less than 4 blocks")
+    in_place, decoding = "placement in-place: blocks are dropped", "sparse decoding: the log says why"
+    told = [f"does not work here: {each}" for each in (in_place, decoding)]
+    assert [text for state, text, _ in said if state == "warn"] == told
 
 
 def test_blocks_that_another_placement_would_keep_are_no_reason_against_it(

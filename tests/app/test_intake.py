@@ -92,7 +92,7 @@ class Server:
         b'\xff"documents"',
         b"",
     ],
-    ids=["others' fields", "others' words", "null", "nested too deeply", "no object", "no text", "empty"],
+    ids=range(7),
 )
 async def test_bodies_without_anything_of_ours_pass_byte_for_byte(path, body):
     server = Server(chunk_separator=" # # ")
@@ -174,7 +174,6 @@ async def test_a_separator_is_found_however_a_language_spells_it(separator, spel
     [
         (CHAT, {"documents": ["one", ""]}, "documents.1", "a document's text is empty"),
         (CHAT, {"cache": {"mode": "x"}}, "cache.mode", "Input should be 'auto', 'chunked' or 'full'"),
-        (CHAT, {"cache": {"modus": 1}}, "cache.modus", "Extra inputs are not permitted"),
         (CHAT, {"cache": 5}, "cache", "Input should be a valid dictionary or instance of CacheField"),
         (CHAT, {"documents": [], "echo": True}, "echo", "echo can't be combined with documents"),
         ("/v1/responses", {"input": "x", "documents": [], "store": True}, "store", "store can't be combined"),
@@ -332,12 +331,9 @@ async def test_what_vllm_fails_at_before_it_asks_the_engine_is_the_requests_faul
 
 @pytest.mark.parametrize("how", ["raises", "answers"])
 async def test_other_failures_are_the_servers(how):
-    for failing, path in (
-        (Failing(how, asks=True), CHAT),
-        (Failing(how, errored=True), CHAT),
-        (Failing(how), "/sleep"),
-    ):
-        assert (await failing.post(path)).status_code == 500
+    assert (await Failing(how).post("/sleep")).status_code == 500
+    for failing in (Failing(how, asks=True), Failing(how, errored=True)):
+        assert (await failing.post(CHAT)).status_code == 500
 
 
 @pytest.mark.parametrize(

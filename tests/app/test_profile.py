@@ -23,12 +23,9 @@ PROFILE = make_profile(up_to_4="shared", up_to_8="offset+15%", up_to_16="full")
 @pytest.mark.parametrize(
     ("chunks", "mode", "strategy", "recompute"),
     [
-        (1, "shared", "shared", 0),
-        (4, "shared", "shared", 0),
-        (5, "offset+15%", "offset", 0.15),
-        (8, "offset+15%", "offset", 0.15),
-        (9, "full", None, None),
-        (17, "full", None, None),
+        *((number, "shared", "shared", 0) for number in (1, 4)),
+        *((number, "offset+15%", "offset", 0.15) for number in (5, 8)),
+        *((number, "full", None, None) for number in (9, 17)),
     ],
 )
 def test_it_decides_by_the_number_of_chunks(chunks, mode, strategy, recompute):
@@ -83,18 +80,6 @@ def test_a_profile_beside_other_weights_is_ignored(tmp_path, caplog):
     assert "is of an adapter" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("given", "leaves"),
-    [
-        ({}, True),
-        ({"chunk_scope": "system"}, True),
-        ({"chunk_mode": "offset"}, False),
-    ],
-)
-def test_flags_take_the_choice_from_the_profile_beside_a_model(given, leaves):
-    assert Settings(**given).leaves_the_choice == leaves
-
-
 def test_documents_found_in_a_prompt_stay_where_they_are():
     """There, text stands around them."""
     chunks = tuple(Chunk(pack((i,))) for i in range(3))
@@ -114,16 +99,15 @@ def ticket_of(cache: dict) -> Ticket:
 @pytest.mark.parametrize(
     "given",
     [
-        {"mode": "chunked"},
-        {"position_strategy": "offset"},
-        {"recompute": 0},
-        {"reread": 0},
-        {"sparse": {"budget_share": 0.5}},
-        {"scope": "isolated"},
+        *({"mode": "chunked"}, {"position_strategy": "offset"}, {"scope": "isolated"}),
+        *({"recompute": 0}, {"reread": 0}, {"sparse": {"budget_share": 0.5}}),
     ],
 )
-def test_requests_that_say_what_they_want_get_that(given):
+def test_requests_and_flags_that_say_what_they_want_get_that(given):
     assert ticket_of(given).decide is None
+    assert not Settings(chunk_mode="offset").leaves_the_choice
+    assert Settings().leaves_the_choice
+    assert Settings(chunk_scope="system").leaves_the_choice
 
 
 @pytest.mark.parametrize("given", [{}, {"mode": "auto", "explain": True}, {"namespace": "n"}])
@@ -143,9 +127,8 @@ def test_chunks_are_counted_as_they_are_computed_not_as_documents_are_sent():
     ticket = Ticket(CacheOptions(), ("one document",), decide=PROFILE.applied)
     parts = tuple(Chunk(pack((1, 2)), document=0, part=(i, 9)) for i in range(1, 10))
     prompts = (ChunkedPrompt((), parts[:1], (9,)), ChunkedPrompt((), parts, (9,)), None)
-    decisions = [
-        resolve(ChunkedRequest(ticket, prompt), Adapters(), SamplingParams()).options.decision for prompt in prompts
-    ]
+    requests = [ChunkedRequest(ticket, prompt) for prompt in prompts]
+    decisions = [resolve(each, Adapters(), SamplingParams()).options.decision for each in requests]
     assert [decision and decision.mode for decision in decisions] == ["shared", "full", None]
 
 

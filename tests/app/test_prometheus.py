@@ -25,36 +25,26 @@ def make_engine(manager=None, reason=None):
     return SimpleNamespace(cache=cache)
 
 
-@pytest.fixture
-def scrape():
-    """A function that returns a sample's value by name and labels, in Prometheus' format."""
-
-    def scrape(engine, *, wanted=True):
-        metrics = in_a_loop(lambda: list(chunk_cache_metrics(engine, wanted=wanted)))
-        lines = generate_latest(SimpleNamespace(collect=lambda: metrics)).decode().splitlines()
-        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
-
-    return scrape
+def scrape(engine, *, wanted=True):
+    """Values of samples by name and labels, in Prometheus' format."""
+    metrics = in_a_loop(lambda: list(chunk_cache_metrics(engine, wanted=wanted)))
+    lines = generate_latest(SimpleNamespace(collect=lambda: metrics)).decode().splitlines()
+    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 
 
-def test_a_new_cache_shows_zeros_where_there_will_be_counts(scrape):
+def test_a_new_cache_shows_zeros_where_there_will_be_counts():
     shown = scrape(make_engine(make_manager()))
     names = [
         *('lookups_total{result="hit",tier="pool"}', 'requests_total{mode="chunked"}', 'tokens_total{kind="reused"}'),
-        *(
-            'fills_total{outcome="failed"}',
-            "refused_loads_total",
-            "leases",
-            "oldest_lease_seconds",
-            "plan_seconds_count",
-        ),
+        *('fills_total{outcome="failed"}', "refused_loads_total", "leases"),
+        *("oldest_lease_seconds", "plan_seconds_count"),
         *(f'removals_total{{reason="{reason}"}}' for reason in Removal),
     ]
     assert {name: shown[f"tessera_{name}"] for name in names} == dict.fromkeys(names, 0)
     assert shown["tessera_event_loop_tasks"] == 1
 
 
-def test_counts_are_the_managers(scrape):
+def test_counts_are_the_managers():
     manager = make_manager()
     fill(manager, A)
     fill(manager, A, B)
@@ -78,7 +68,7 @@ def test_counts_are_the_managers(scrape):
     assert {name: shown[f"tessera_{name}"] for name in expected} == expected
 
 
-def test_sizes_are_the_managers(scrape):
+def test_sizes_are_the_managers():
     clock = Clock()
     manager = make_manager(num_pages=12, clock=clock)
     fill(manager, A)
@@ -87,21 +77,10 @@ def test_sizes_are_the_managers(scrape):
     acquire(manager, A, B)
     clock.now += 60
     shown = scrape(make_engine(manager))
-    expected = {
-        "pool_pages": 12,
-        "pool_pages_free": 9,
-        "pool_pages_leased": 3,
-        "pool_pages_pinned": 1,
-        "pool_pages_held": 3,
-        "segments": 3,
-        "segments_filling": 1,
-        "segments_detached": 0,
-        "leases": 1,
-        "oldest_lease_seconds": 60,
-        "fills_running": 2,
-        "fills_queued": 3,
-        "registered_ids": 0,
-    }
+    pages = {"": 12, "_free": 9, "_leased": 3, "_pinned": 1, "_held": 3}
+    assert {name: shown[f"tessera_pool_pages{name}"] for name in pages} == pages
+    expected = {"segments": 3, "segments_filling": 1, "segments_detached": 0, "leases": 1, "oldest_lease_seconds": 60}
+    expected |= {"fills_running": 2, "fills_queued": 3, "registered_ids": 0}
     assert {name: shown[f"tessera_{name}"] for name in expected} == expected
 
 
@@ -130,7 +109,7 @@ def test_pages_are_held_while_they_are_pinned_leased_or_filled():
         (None, "switched off by --chunk-cache off", False, "switched_off", 0),
     ],
 )
-def test_the_state_is_always_shown(manager, reason, wanted, state, passed, scrape):
+def test_the_state_is_always_shown(manager, reason, wanted, state, passed):
     shown = scrape(make_engine(manager, reason), wanted=wanted)
     states = {name: shown[f'tessera_cache_state{{state="{name}"}}'] for name in ("on", "switched_off", "unavailable")}
     assert states == {name: int(name == state) for name in states}
@@ -138,7 +117,7 @@ def test_the_state_is_always_shown(manager, reason, wanted, state, passed, scrap
     assert ("tessera_segments" in shown) == (manager is not None)
 
 
-def test_a_scrape_does_not_look_at_each_segment(scrape, monkeypatch):
+def test_a_scrape_does_not_look_at_each_segment(monkeypatch):
     manager = make_manager()
     fill(manager, A)
     monkeypatch.setattr(type(manager.index), "__iter__", lambda _: pytest.fail("the index was gone through"))

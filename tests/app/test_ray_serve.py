@@ -437,13 +437,9 @@ def test_the_command_line_of_a_replica():
 @pytest.mark.parametrize(
     "args",
     [
-        {},
-        {"model": "m", "num_replica": 2},
-        {"model": "m", "flags": {"registry": "redis://here"}},
-        {"model": "m", "flags": {"--replica-name": "a"}},
-        {"model": "m", "flags": {"port": 1}},
-        {"model": "m", "flags": "no JSON"},
-        {"model": "m", "chunk_separator": ""},
+        *({}, {"model": "m", "num_replica": 2}, {"model": "m", "chunk_separator": ""}),
+        *({"model": "m", "flags": flags} for flags in ({"registry": "redis://a"}, {"--replica-name": "a"})),
+        *({"model": "m", "flags": flags} for flags in ({"port": 1}, "no JSON")),
     ],
 )
 def test_refused(args):

@@ -93,14 +93,9 @@ def test_memory_takes_units(text, size, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("chunk_cache", "0"),
-        ("chunk_cache_memory", "lots"),
-        ("chunk_cache_memory", "0"),
-        ("chunk_max_tokens", "0"),
-        ("chunk_cache_eviction", "fifo"),
-        ("chunk_mode", "random"),
+        *(("chunk_cache", "0"), ("chunk_cache_memory", "lots"), ("chunk_cache_memory", "0"), ("chunk_max_tokens", "0")),
+        *(("chunk_cache_eviction", "fifo"), ("chunk_mode", "random"), ("log_format", "xml")),
         ("chunk_cache_tiers", "host://?size=1GiB&timeout=-1"),
-        ("log_format", "xml"),
     ],
 )
 def test_bad_values_are_named(name, value, monkeypatch):

@@ -39,21 +39,12 @@ def test_new_statistics_are_empty_and_reset_ones_too():
     assert stats.is_empty()
 
 
-def test_statistics_add_up():
+def test_statistics_add_up_and_travel_between_processes():
     both = make_stats(10).aggregate(make_stats(20))
-    assert both.data == {
-        "load_seconds": [0.25, 0.25],
-        "save_seconds": [0.5, 0.5],
-        "load_tokens": 30,
-        "save_tokens": 4,
-        "load_bytes": 240,
-        "save_bytes": 32,
-        "worker_refused_loads": 2,
-    }
+    seconds = {"load_seconds": [0.25, 0.25], "save_seconds": [0.5, 0.5]}
+    moved = {"load_tokens": 30, "save_tokens": 4, "load_bytes": 240, "save_bytes": 32}
+    assert both.data == {**seconds, **moved, "worker_refused_loads": 2}
     assert both.reduce() == both.data | {"load_seconds": 0.5, "save_seconds": 1.0}
-
-
-def test_statistics_travel_between_processes():
     assert pickle.loads(pickle.dumps(make_stats())).data == make_stats().data
     assert TransferStats(json.loads(json.dumps(make_stats().to_dict()))).data == make_stats().data
 

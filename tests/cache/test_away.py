@@ -64,23 +64,19 @@ def test_what_no_tier_has_loses_them(cache):
     assert cache.manager.holdings.held(DOCUMENT) is None
 
 
-def test_a_segment_that_comes_back_is_in_the_pool_alone(cache):
+def test_a_fill_that_fails_leaves_it_where_it_was_and_one_that_succeeds_in_the_pool_alone(cache):
     cache.leave(Removal.ASLEEP)
     assert cache.manager.holdings.held(DOCUMENT) is None
     assert cache.manager.holdings.stored(DOCUMENT).tier is Tier.DISK
-    fill(cache.manager, A)
-    assert cache.away == []
-    assert cache.manager.holdings.held(DOCUMENT).tier is Tier.DEVICE
-    assert cache.manager.ids.content("default", "a") == TEXT
-
-
-def test_a_fill_that_fails_leaves_it_where_it_was(cache):
-    cache.leave()
     lease = acquire(cache.manager, A)
     for job in lease.fills:
         cache.manager.fill_failed(job)
     cache.manager.release(lease)
     assert [entry.tiers for entry in cache.away] == [("file",)]
+    assert cache.manager.ids.content("default", "a") == TEXT
+    fill(cache.manager, A)
+    assert cache.away == []
+    assert cache.manager.holdings.held(DOCUMENT).tier is Tier.DEVICE
     assert cache.manager.ids.content("default", "a") == TEXT
 
 

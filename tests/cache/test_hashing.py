@@ -36,23 +36,14 @@ def test_keys_do_not_change_between_processes(hasher):
 
 
 def test_kind_namespace_adapter_system_tokens_and_fingerprint_separate_keys(hasher):
-    other_engine = ChunkHasher("other")
     base, lora, tenant = CacheScope(), CacheScope(adapter="lora"), CacheScope("tenant")
     system, other_system = hasher.system_key(base, TOKENS), hasher.system_key(base, pack((1, 2)))
-    keys = [
-        system,
-        other_system,
-        hasher.system_key(lora, TOKENS),
-        hasher.system_key(tenant, TOKENS),
-        hasher.system_key(base, b""),
-        chunk_key(hasher, base, system, TOKENS),
-        chunk_key(hasher, base, other_system, TOKENS),
-        chunk_key(hasher, base, system, pack((3, 2, 1))),
-        chunk_key(hasher, lora, system, TOKENS),
-        chunk_key(hasher, tenant, system, TOKENS),
-        other_engine.system_key(base, TOKENS),
-        ChunkHasher("").system_key(base, TOKENS),
-    ]
+    keys = [system, other_system, hasher.system_key(base, b"")]
+    keys += [each.system_key(base, TOKENS) for each in (ChunkHasher("other"), ChunkHasher(""))]
+    for scope in (lora, tenant):
+        keys += [hasher.system_key(scope, TOKENS), chunk_key(hasher, scope, system, TOKENS)]
+    for prefix, chunk in ((system, TOKENS), (other_system, TOKENS), (system, pack((3, 2, 1)))):
+        keys.append(chunk_key(hasher, base, prefix, chunk))
     assert len(set(keys)) == len(keys)
 
 
@@ -87,15 +78,10 @@ def test_tokens_never_move_between_system_and_chunk_unnoticed(system, chunk, oth
 
 def test_a_layout_salt_depends_on_engine_scope_and_each_part(hasher):
     scope = CacheScope()
-    salts = [
-        hasher.layout_salt(scope, ["shared", 3, 12]),
-        hasher.layout_salt(scope, ["shared", 31, 2]),
-        hasher.layout_salt(scope, ["shared", 3, 1, 2]),
-        hasher.layout_salt(scope, ["offset", 3, 12]),
-        hasher.layout_salt(CacheScope("tenant"), ["shared", 3, 12]),
-        hasher.layout_salt(CacheScope(adapter="lora"), ["shared", 3, 12]),
-        ChunkHasher("other").layout_salt(scope, ["shared", 3, 12]),
-    ]
+    parts = ["shared", 3, 12]
+    salts = [hasher.layout_salt(scope, each) for each in (parts, ["shared", 31, 2], ["shared", 3, 1, 2])]
+    salts += [hasher.layout_salt(each, parts) for each in (CacheScope("tenant"), CacheScope(adapter="lora"))]
+    salts += [hasher.layout_salt(scope, ["offset", 3, 12]), ChunkHasher("other").layout_salt(scope, parts)]
     assert len(set(salts)) == len(salts)
     assert all(salt.startswith("tessera-") for salt in salts)
     assert salts[0] == ChunkHasher("engine").layout_salt(scope, ["shared", 3, 12])

@@ -19,6 +19,7 @@ from cache.positions.layout import (
     split_packed,
     unpack,
 )
+from cache.positions.strategy import strategy_for
 
 SHARED, PARALLEL, OFFSET, WINDOW = (PositionStrategy(name) for name in ("shared", "parallel", "offset", "window"))
 
@@ -90,23 +91,19 @@ def test_a_single_chunk_is_not_rotated(strategy, system):
 
 @given(st.integers(0, 40), lengths, st.integers(1, 10), st.sampled_from(PositionStrategy))
 @settings(derandomize=True, deadline=None)
-def test_every_key_appears_at_its_logical_distance_from_the_question(system, chunks, question, strategy):
+def test_segments_tile_the_sequence_and_every_key_is_at_its_logical_distance_from_the_question(
+    system, chunks, question, strategy
+):
     """RoPE depends on differences only: the engine's question is at N + j, a rotated key at computed + delta."""
-    made = layout(system, chunks, question, strategy)
-    computed_at = [0, *[system] * len(chunks)]
-    for first, place in zip(computed_at, (made.system, *made.chunks), strict=True):
-        assert made.question.start - (first + place.delta) == made.question.position - place.position
-
-
-@given(st.integers(0, 40), lengths, st.integers(1, 10), st.sampled_from(PositionStrategy))
-@settings(derandomize=True, deadline=None)
-def test_segments_tile_the_sequence_and_are_rotated_forward_only(system, chunks, question, strategy):
     made = layout(system, chunks, question, strategy)
     segments = [made.system, *made.chunks, made.question]
     assert [s.length for s in segments] == [system, *chunks, question]
     assert [s.start for s in segments] == [sum([system, *chunks][:i]) for i in range(len(segments))]
-    assert all(s.delta >= 0 for s in segments)
+    assert all(s.delta >= 0 for s in segments)  # rotated forward only
     assert all(s.position + s.length <= made.question.position for s in segments[:-1])
+    computed_at = [0, *[system] * len(chunks)]
+    for first, place in zip(computed_at, (made.system, *made.chunks), strict=True):
+        assert made.question.start - (first + place.delta) == made.question.position - place.position
 
 
 def test_segments_without_tokens_are_refused():
@@ -133,6 +130,23 @@ def test_packed_tokens_are_split(length, sizes):
     assert unpack(b"".join(pieces)) == tuple(range(length))
 
 
+@pytest.mark.parametrize(
+    ("trained_for", "strategy"),
+    [(("full", "shared", "offset"), SHARED), (("parallel", "offset"), PARALLEL), (("offset",), OFFSET)],
+)
+def test_a_model_gets_what_it_was_trained_for(trained_for, strategy):
+    assert strategy_for(trained_for).described() == f"{strategy} (the model was trained for it)"
+
+
+@pytest.mark.parametrize("trained_for", [(), ("full",), ("window-9",)])
+def test_others_get_what_loses_least_and_are_told_what_to_do(trained_for):
+    found = strategy_for(trained_for)
+    assert (found.strategy, found.is_known) == (OFFSET, False)
+    told = found.described()
+    assert told.startswith("offset (the model was not trained for chunk reuse; what reuse costs it was not measured, ")
+    assert told.endswith("tessera calibrate)")
+
+
 BLOCK = 8
 IN_PLACE = PositionReindexer("in-place", BLOCK)
 
@@ -140,15 +154,10 @@ IN_PLACE = PositionReindexer("in-place", BLOCK)
 @pytest.mark.parametrize(
     ("system", "lengths", "strategy", "opening", "placement"),
     [
-        (8, [8, 16], PARALLEL, None, "in-place"),
-        (0, [8, 16], PARALLEL, None, "in-place"),
-        (8, [8], SHARED, None, "in-place"),
-        (8, [8], OFFSET, None, "in-place"),
-        (8, [8, 8], SHARED, None, "copy"),
-        (8, [8, 8], OFFSET, None, "copy"),
-        (8, [8, 9], PARALLEL, None, "copy"),
-        (7, [8], PARALLEL, None, "copy"),
-        (8, [8], PARALLEL, 8, "copy"),
+        *((system, [8, 16], PARALLEL, None, "in-place") for system in (0, 8)),
+        *((8, [8], strategy, None, "in-place") for strategy in (SHARED, OFFSET)),
+        *((8, [8, 8], strategy, None, "copy") for strategy in (SHARED, OFFSET)),
+        *((8, [8, 9], PARALLEL, None, "copy"), (7, [8], PARALLEL, None, "copy"), (8, [8], PARALLEL, 8, "copy")),
     ],
 )
 def test_chunks_in_whole_blocks_that_keep_their_positions_are_in_place(system, lengths, strategy, opening, placement):

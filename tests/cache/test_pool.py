@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache.config import ChunkCacheConfig
 from cache.pool import ChunkBlockPool
 
 
@@ -18,6 +19,12 @@ def test_pages_lie_side_by_side_if_so_many_do():
     assert pool.allocate(1) == [0]
     pool.free(held[4])
     assert pool.allocate(3) == [1, 10, 11]  # no three lie side by side
+
+
+@pytest.mark.parametrize("field", ["num_pages", "page_tokens"])
+def test_sizes_must_be_positive(field):
+    with pytest.raises(ValueError, match=f"{field} must be at least 1, got 0"):
+        ChunkCacheConfig(**{"num_pages": 1, "page_tokens": 1, field: 0}, fingerprint="")
 
 
 def test_exhaustion_takes_nothing():

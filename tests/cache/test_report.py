@@ -54,8 +54,5 @@ def test_segments_are_explained_with_their_logical_positions(strategy, positions
         Segment(kind=kind, token_ids=token_ids, position=position)
         for kind, token_ids, position in zip(kinds, ids, positions, strict=True)
     ]
-
-
-def test_an_empty_system_segment_is_explained_too():
-    segments = explain_segments(make_prompt((4,), system=()), None)
-    assert segments[0] == Segment(kind="system", token_ids=(), position=0)
+    empty, *_ = explain_segments(make_prompt((4,), system=()), None)
+    assert empty == Segment(kind="system", token_ids=(), position=0)

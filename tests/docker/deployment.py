@@ -39,9 +39,8 @@ def composed() -> Any:
 def services(profile: str, environment: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
     """Services of ``profile`` by name, with variables from ``environment`` or the file's defaults."""
     chosen = {name: each for name, each in composed()["services"].items() if profile in each["profiles"]}
-    interpolated: dict[str, dict[str, Any]] = _interpolated(
-        chosen, {"COMPOSE_PROFILES": profile, **(environment or {})}
-    )
+    variables = {"COMPOSE_PROFILES": profile, **(environment or {})}
+    interpolated: dict[str, dict[str, Any]] = _interpolated(chosen, variables)
     return interpolated
 
 

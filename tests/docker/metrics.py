@@ -68,9 +68,8 @@ def replica_series() -> dict[str, Series]:
     engine = SimpleNamespace(cache=cache)
     publisher = SimpleNamespace(is_up=True, num_published=0, num_errors=0)
     collected = in_a_loop(lambda: [*chunk_cache_metrics(engine, wanted=True), *publisher_metrics(publisher)])
-    kinds = {f"tessera_{name}": "counter" for name in COUNTERS} | {
-        f"tessera_{name}": "histogram" for name in HISTOGRAMS
-    }
+    kinds = dict.fromkeys((f"tessera_{name}" for name in COUNTERS), "counter")
+    kinds |= dict.fromkeys((f"tessera_{name}" for name in HISTOGRAMS), "histogram")
     source = inspect.getsource(loggers)
     kinds |= {name: kind for kind, name in re.findall(r'self\._(\w+)_cls\(\s*name="(vllm:\w+)"', source)}
     return _series(collected) | {

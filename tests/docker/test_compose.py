@@ -166,7 +166,7 @@ def test_services_can_do_no_more_than_they_need(profile, name):
 
 
 @pytest.mark.parametrize(("profile", "name"), SERVICES)
-def test_images_are_pinned_or_built_here(profile, name):
+def test_images_are_pinned_or_built_here_and_have_what_their_health_is_checked_with(profile, name):
     service = services(profile)[name]
     repository, _, tag = service["image"].partition(":")
     if repository == "tessera":
@@ -174,11 +174,6 @@ def test_images_are_pinned_or_built_here(profile, name):
         assert service["build"] == {"context": "..", "dockerfile": dockerfile, "args": ["BASE"]}
     else:
         assert re.match(r"v?\d+\.\d+", tag)
-
-
-@pytest.mark.parametrize(("profile", "name"), SERVICES)
-def test_health_is_checked_with_what_the_images_have(profile, name):
-    service = services(profile)[name]
     check = health_check(service)
     if name in CHECKERS:
         image, checker = CHECKERS[name]

@@ -22,10 +22,8 @@ def name(request):
 
 
 def pinned(extra: str, package: str) -> str:
-    (version,) = [
-        each.split("==")[1] for each in PROJECT["optional-dependencies"][extra] if each.startswith(f"{package}==")
-    ]
-    return version
+    (needed,) = [each for each in PROJECT["optional-dependencies"][extra] if each.startswith(f"{package}==")]
+    return needed.split("==")[1]
 
 
 def install(name: str) -> str:
@@ -33,11 +31,8 @@ def install(name: str) -> str:
     return command
 
 
-def test_every_dockerfile_is_tested():
+def test_every_dockerfile_is_tested_and_has_a_base_image_of_the_version_of_its_extra():
     assert {path.name for path in DOCKER.glob("*Dockerfile*")} == {f"{profile}.Dockerfile" for profile in PROFILES}
-
-
-def test_base_images_have_the_versions_of_the_extras():
     assert base_image("cuda") == f"vllm/vllm-openai:v{pinned('cuda', 'vllm')}"
     assert base_image("ascend") == f"ascend/vllm-ascend:v{pinned('ascend', 'vllm-ascend')}"
     python = re.fullmatch(r"python:(3\.\d+)-slim-\w+", base_image("cpu"))[1]
@@ -51,9 +46,8 @@ def test_the_extra_of_the_same_name_is_installed(name):
 
 def test_the_cpu_image_is_set_up_as_scripts_setup_sh_does():
     (index,) = re.findall(r'--extra-index-url "\$\((.*?)\)"', install("cpu"))
-    said = subprocess.run(
-        ["sh", "-c", index.replace("/src", str(ROOT / "scripts"))], check=True, capture_output=True, text=True
-    ).stdout
+    command = ["sh", "-c", index.replace("/src", str(ROOT / "scripts"))]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert said == re.search(r"^CPU_WHEELS=(https://\S+\n)", SETUP, re.MULTILINE)[1]
     (removed,) = re.findall(r"^ *pip uninstall -y (.*?) \|\|", SETUP, re.MULTILINE)
     assert install("cpu").endswith(f"pip uninstall --yes {removed} triton")

@@ -41,14 +41,11 @@ def expressions(panel) -> list[promql_parser.Expr]:
     return [parse(target["expr"]) for target in panel["targets"]]
 
 
-def test_the_data_source_is_the_prometheus_service():
+def test_the_data_source_is_the_prometheus_service_and_lies_with_the_dashboard_where_grafana_looks():
     port = services("cpu")["prometheus"]["ports"][0].rpartition(":")[2]
     assert (SOURCE["type"], SOURCE["url"]) == ("prometheus", f"http://prometheus:{port}")
     scraped = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["global"]["scrape_interval"]
     assert SOURCE["jsonData"]["timeInterval"] == scraped
-
-
-def test_grafana_is_given_data_source_and_dashboard_where_it_looks():
     for folder in ("datasources", "dashboards"):
         assert MOUNTED[f"/etc/grafana/provisioning/{folder}"] == f"./grafana/provisioning/{folder}"
     assert MOUNTED[PROVIDER["options"]["path"]] == "./grafana/dashboards"
@@ -82,15 +79,12 @@ def test_panels_have_ids_and_places_of_their_own():
     assert len(set(cells)) == len(cells)
 
 
-def test_panels_say_what_they_show(panel):
+def test_panels_say_what_they_show_and_ask_for_series_that_exist_with_their_labels(panel):
     assert panel["title"]
     assert panel["description"].endswith(".")
     assert panel["fieldConfig"]["defaults"]["unit"]
     references = [target["refId"] for target in panel["targets"]]
     assert references == list("ABCDEFG"[: len(references)])
-
-
-def test_series_exist_with_their_labels(panel):
     for expression in expressions(panel):
         asked = selectors(expression)
         assert asked

@@ -18,11 +18,8 @@ from tests.docker.metrics import replica_series, router_series, selectors
 
 PATH = DOCKER / "prometheus.yml"
 CONFIG = yaml.safe_load(PATH.read_text())
-RULES = [
-    rule
-    for group in yaml.safe_load((ROOT / "app" / "cluster" / "alerts.yml").read_text())["groups"]
-    for rule in group["rules"]
-]
+GROUPS = yaml.safe_load((ROOT / "app" / "cluster" / "alerts.yml").read_text())["groups"]
+RULES = [rule for group in GROUPS for rule in group["rules"]]
 MOUNTED = dict(mount.split(":")[1::-1] for mount in services("cpu")["prometheus"]["volumes"])
 """Mounted files in the container."""
 
@@ -37,17 +34,12 @@ def targets(job: str) -> list[str]:
 def test_it_reads_every_replica_and_the_router(profile):
     composed = services(profile)
     served = [
-        f"{each['networks']['default']['aliases'][0]}:{health_check(each)[-1]}" for each in replicas(profile).values()
+        (each["networks"]["default"]["aliases"][0], health_check(each)[-1]) for each in replicas(profile).values()
     ]
-    assert targets("replica") == served
+    assert targets("replica") == [f"{name}:{port}" for name, port in served]
     assert targets("router") == [f"router:{health_check(composed['router'])[-1]}"]
-
-
-def test_series_name_the_service_without_its_port():
-    for config in CONFIG["scrape_configs"]:
-        assert config["relabel_configs"] == [
-            {"source_labels": ["__address__"], "regex": r"(.*):\d+", "target_label": "instance"}
-        ]
+    without_port = {"source_labels": ["__address__"], "regex": r"(.*):\d+", "target_label": "instance"}
+    assert [config["relabel_configs"] for config in CONFIG["scrape_configs"]] == [[without_port]] * 2
 
 
 def test_it_is_mounted_where_it_is_looked_for():
@@ -73,20 +65,13 @@ def rule(request):
     return request.param
 
 
-def test_names_are_unique():
-    names = [rule["alert"] for rule in RULES]
-    assert len(set(names)) == len(names) > 0
-
-
-def test_rules_have_what_prometheus_and_people_need(rule):
+def test_rules_have_what_prometheus_and_people_need_and_ask_for_metrics_that_exist(rule):
+    assert [each["alert"] for each in RULES].count(rule["alert"]) == 1
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"[A-Z]\w+", rule["alert"])
     assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert len(rule["annotations"]["description"]) > 100
-
-
-def test_metrics_exist(rule):
     assert selectors(promql_parser.parse(rule["expr"]))
     assert re.search(r"(==|<|>|<=|>=) [\d.]+$", rule["expr"])  # a threshold at the end
     named = set(re.findall(r"\btessera_\w+", rule["annotations"]["description"]))

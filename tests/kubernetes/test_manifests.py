@@ -92,11 +92,8 @@ def container(folder, name):
 def selected(folder, labels):
     """Workloads whose pods have ``labels``."""
     assert labels
-    return {
-        name
-        for name, each in workloads(folder).items()
-        if labels.items() <= each["spec"]["template"]["metadata"]["labels"].items()
-    }
+    found = {name: each["spec"]["template"]["metadata"]["labels"] for name, each in workloads(folder).items()}
+    return {name for name, each in found.items() if labels.items() <= each.items()}
 
 
 def environment(container, fields, secret):
@@ -224,13 +221,17 @@ def test_policies_admit_those_who_need_it(folder):
     assert admitted == {"redis": ["replica", "router"], "replica": ["replica", "router"]}
 
 
-def test_probes_ask_ports_of_their_containers(folder):
+def test_probes_ask_ports_of_their_containers_and_mounts_have_volumes(folder):
     for name in WORKLOADS:
         served = container(folder, name)
         probes = {key: each for key, each in served.items() if key.endswith("Probe")}
         assert {"readinessProbe", "livenessProbe"} <= probes.keys()
         for probe in probes.values():
             assert ("httpGet" in probe and port(served, probe["httpGet"]["port"])) or "exec" in probe
+        claims = workloads(folder)[name]["spec"].get("volumeClaimTemplates", [])
+        volumes = {each["name"] for each in pod(folder, name)["volumes"]}
+        volumes |= {each["metadata"]["name"] for each in claims}
+        assert {each["name"] for each in served["volumeMounts"]} == volumes
 
 
 def test_a_pod_is_restricted(folder):
@@ -253,14 +254,6 @@ def test_a_pod_is_restricted(folder):
         requests, limits = only["resources"]["requests"], only["resources"]["limits"]
         assert requests["memory"] == limits["memory"]
         assert "cpu" in requests or "cpu" in limits
-
-
-def test_mounts_have_volumes_and_volumes_are_mounted(folder):
-    for name in WORKLOADS:
-        claims = workloads(folder)[name]["spec"].get("volumeClaimTemplates", [])
-        volumes = {each["name"] for each in pod(folder, name)["volumes"]}
-        volumes |= {each["metadata"]["name"] for each in claims}
-        assert {each["name"] for each in container(folder, name)["volumeMounts"]} == volumes
 
 
 @cache
@@ -354,12 +347,14 @@ def test_keys_are_mounted_where_they_are_looked_for(folder, variables):
         assert {each["key"] for each in volume["secret"]["items"]} <= SECRET.keys()
 
 
-def test_the_documentation_makes_the_secret():
+def test_the_documentation_makes_the_secret_and_the_source_package_has_the_files():
     text = (ROOT / "docs" / "deployment.md").read_text().partition("\n## Kubernetes\n")[2].partition("\n## ")[0]
     made = re.findall(r"--from-(?:file|literal)=([\w.-]+)", text)
     assert sorted(made) == sorted(SECRET)
     assert "create secret generic tessera " in text
     assert all(f"kubernetes/{variant}" in text for variant in VARIANTS)
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert "kubernetes" in build["targets"]["sdist"]["include"]
 
 
 def test_replicas_answer_their_probes_without_a_key(folder):
@@ -451,8 +446,3 @@ def test_the_autoscaler_follows_a_metric_of_the_routers_as_ray_does(folder):
     assert (spec["minReplicas"], spec["maxReplicas"]) == (ray["min_replicas"], ray["max_replicas"])
     assert int(source["target"]["averageValue"]) == ray["target_ongoing_requests"]
     assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == ray["downscale_delay_s"]
-
-
-def test_the_source_package_has_it():
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    assert "kubernetes" in build["targets"]["sdist"]["include"]

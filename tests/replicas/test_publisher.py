@@ -62,7 +62,7 @@ class Running:
         await eventually(is_seen)
 
 
-async def test_documents_are_claimed_while_they_are_held(redis_server):
+async def test_documents_are_claimed_while_they_are_held_and_the_replica_takes_requests(redis_server):
     async with Running(redis_server) as running:
         entries = [entry_of(number, tokens=10 * number) for number in (1, 2)]
         for number, entry in enumerate(entries, 1):
@@ -70,55 +70,36 @@ async def test_documents_are_claimed_while_they_are_held(redis_server):
         await running.until([key(1), key(2)], [10, 20])
         running.holdings.removed(entries[0].key)
         await running.until([key(1), key(2)], [0, 20])
+        redis_server.client.flushall()  # it is told everything again
+        await running.until([key(1), key(2)], [0, 20])
+        assert running.publisher.num_errors == 0
+        running.takes_requests = False  # it stops, and leaves while it still runs
+        await running.until([key(2)], [0])
     assert running.left == []
 
 
-async def test_a_replica_that_stops_leaves_while_it_still_runs(redis_server):
-    async with Running(redis_server) as running:
-        running.holdings.add(key(1), entry_of(1))
-        await running.until([key(1)], [10])
-        running.takes_requests = False
-        await running.until([key(1)], [0])
-
-
-async def test_an_emptied_redis_is_told_everything_again(redis_server):
-    async with Running(redis_server) as running:
-        running.holdings.add(key(1), entry_of(1))
-        await running.until([key(1)], [10])
-        redis_server.client.flushall()
-        await running.until([key(1)], [10])
-        assert running.publisher.num_errors == 0
-
-
 @contextmanager
-def stopped(redis_server):
-    redis_server.stop()
-    yield
-    redis_server.start()
+def lost(redis_server, fault):
+    if fault == "stopped":
+        redis_server.stop()
+        yield
+        redis_server.start()
+    else:
+        with redis_server.frozen() if fault == "frozen" else redis_server.configured(maxmemory="1"):
+            yield
 
 
-LOST = {
-    "stopped": stopped,
-    "frozen": lambda redis_server: redis_server.frozen(),
-    "full": lambda redis_server: redis_server.configured(maxmemory="1"),
-}
-
-
-@pytest.mark.parametrize("fault", LOST)
+@pytest.mark.parametrize("fault", ["stopped", "frozen", "full"])
 async def test_what_changed_while_redis_was_lost_is_right_afterwards(redis_server, fault):
     async with Running(redis_server) as running:
         old, new = entry_of(1), entry_of(2, tokens=20)
         running.holdings.add(key(1), old)
         await running.until([key(1)], [10])
-
-        async def change():
+        with lost(redis_server, fault):
             await eventually(lambda: not running.publisher.is_up)
             running.holdings.removed(old.key)
             running.holdings.add(key(2), new)
             await asyncio.sleep(0.5)
-
-        with LOST[fault](redis_server):
-            await change()
         await running.until([key(1), key(2)], [0, 20])
         assert len(await running.registry.replicas()) == 1
         assert running.publisher.num_errors > 0

@@ -15,15 +15,8 @@ from tests.engine.server import TesseraServer
 from web.example import Example, example_file
 
 EXAMPLE = Example.read(example_file(str(DEMO_MODEL)))
-FLAGS = (
-    "--served-model-name",
-    "demo",
-    "--enforce-eager",
-    "--chunk-cache-memory",
-    "64MiB",
-    "--kv-cache-memory-bytes",
-    "256M",
-)
+MEMORY = ("--chunk-cache-memory", "64MiB", "--kv-cache-memory-bytes", "256M")
+FLAGS = ("--served-model-name", "demo", "--enforce-eager", *MEMORY)
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -39,12 +32,8 @@ class DemoServer:
     def __init__(self, folder: Path, redis: RedisProcess | None) -> None:
         self.redis = redis
         self._folder = folder
-        self._flags = [
-            *FLAGS,
-            "--collections",
-            str(folder / "collections"),
-            *(["--registry", redis.url, "--replica-name", "a"] if redis else []),
-        ]
+        self._flags = [*FLAGS, "--collections", str(folder / "collections")]
+        self._flags += ["--registry", redis.url, "--replica-name", "a"] if redis else []
         self.process = self.start()
 
     def start(self, *flags: str, port: int | None = None) -> TesseraServer:

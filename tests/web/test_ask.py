@@ -77,23 +77,10 @@ def test_the_form_is_what_is_sent(example):
     example.get_by_role("checkbox", name="Use chunk 2 of 12").uncheck()
     sent = ask(example)
     assert len(sent.pop("chunks")) == len(EXAMPLE.documents) - 1
-    assert sent == {
-        "model": "demo",
-        "system": "Be brief.",
-        "question": EXAMPLE.questions[2],
-        "max_tokens": 5,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "seed": 7,
-        "cache": {
-            "cite": True,
-            "mode": "auto",
-            "scope": "isolated",
-            "position_strategy": "offset",
-            "namespace": "tenant",
-        },
-        "stream": True,
-    }
+    cache = {"scope": "isolated", "position_strategy": "offset", "namespace": "tenant"}
+    assert sent.pop("cache") == {"cite": True, "mode": "auto", **cache}
+    sampling = {"max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 7, "stream": True}
+    assert sent == {"model": "demo", "system": "Be brief.", "question": EXAMPLE.questions[2], **sampling}
     assert len(badges(example)) == len(EXAMPLE.documents) - 1
     expect(example.locator("#chunk-count")).to_have_text("11 of 12")
 
@@ -239,11 +226,8 @@ def test_a_pasted_prompt_shows_the_documents_that_would_be_found(page, server):
     known = EXAMPLE.documents[0]
     server.ingest([known])
     page.get_by_text("Documents in a prompt of another app").click()
-    find, prompt, rows = (
-        page.get_by_role("button", name="Find documents"),
-        page.get_by_label("Prompt", exact=True),
-        page.locator("#prompt-found li"),
-    )
+    find, prompt = page.get_by_role("button", name="Find documents"), page.get_by_label("Prompt", exact=True)
+    rows = page.locator("#prompt-found li")
     find.click()
     expect(page.locator("#prompt-status")).to_have_text("Paste a prompt first.")
     prompt.fill(f'\U0001f600 {known}\n<source id="1" name="a">{HOSTILE}</source>\nWhy?')

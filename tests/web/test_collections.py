@@ -88,9 +88,8 @@ def test_a_folder_becomes_a_collection_with_progress(collections, folder, server
     expect(collections.locator("#collection-about")).to_contain_text("3 files, 6 passages of at most 16 tokens")
     assert server.get("/v1/rag/collections")["data"][0]["system"] == DEFAULT_SYSTEM
     collections.locator("#upload-folder").set_input_files(folder)
-    expect(collections.locator("#upload-status")).to_have_text(
-        "Files: 3 unchanged. Passages: 0 computed, 6 already there."
-    )
+    unchanged = "Files: 3 unchanged. Passages: 0 computed, 6 already there."
+    expect(collections.locator("#upload-status")).to_have_text(unchanged)
 
 
 def test_an_answer_opens_its_passage_and_follow_ups_reuse(collections):
@@ -114,11 +113,8 @@ def test_an_answer_opens_its_passage_and_follow_ups_reuse(collections):
     expect(turn.get_by_role("button", name="rooms.pdf · page 1")).to_be_visible()
 
     sent = ask(collections, "What is the access code of Raven?")
-    assert [(each["role"], each["content"]) for each in sent["messages"]] == [
-        ("user", QUESTION),
-        ("assistant", ANSWER),
-        ("user", "What is the access code of Raven?"),
-    ]
+    turns = [("user", QUESTION), ("assistant", ANSWER), ("user", "What is the access code of Raven?")]
+    assert [(each["role"], each["content"]) for each in sent["messages"]] == turns
     expect(last(collections).locator(".passages .badge:not(.hit)")).to_have_count(0)
     expect(collections.locator("#turn-status")).to_contain_text("tokens reused")
     collections.get_by_role("button", name="New conversation").click()

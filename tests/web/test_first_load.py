@@ -16,17 +16,6 @@ def test_the_first_load_is_small_and_comes_from_this_server_alone(page, server):
     assert 20_000 < sent < 300_000
 
 
-def test_a_second_load_fetches_nothing_anew(page, server):
-    statuses = []
-    page.on("response", lambda response: statuses.append(response.status) if "/web/" in response.url else None)
-    page.reload()
-    page.get_by_text("Connected").wait_for()
-    assert set(statuses) <= {200, 304}
-    answer = server.client.get("/web/main.js")
-    again = server.client.get("/web/main.js", headers={"if-none-match": answer.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
-
-
 def test_the_policy_stops_inline_script(page):
     page.evaluate("""() => {
         const script = document.createElement("script");

@@ -20,13 +20,10 @@ def test_elsewhere_somebody_must_ask_for_keys_or_say_that_nobody_does(host):
     assert checked_host(host, known_tenants(None, ["key"]), allow_anonymous=False) == host
 
 
-def test_vllms_own_key_opens_everything():
+def test_vllms_own_key_opens_everything_and_keys_are_given_in_one_place_that_is_there(tmp_path):
     tenant = known_tenants(None, ["first", "second"]).of_key("second")
     assert (tenant.name, tenant.roles) == ("default", {"chat", "ingest", "admin"})
     assert known_tenants(None) is None
-
-
-def test_keys_are_given_in_one_place_that_is_there(tmp_path):
     with pytest.raises(ExposedError, match="in one place"):
         known_tenants(str(tmp_path), ["key"])
     with pytest.raises(TenantsFileError, match=r"--tenants .*No such file"):

@@ -22,6 +22,9 @@ def test_a_key_is_its_tenants():
     assert tenants.of_key(OTHER).name == "beta"
     assert tenants.of_key(new_key()) is None
     assert tenants.of_key(hash_of(KEY)) is None
+    keys = {new_key() for _ in range(100)}
+    assert len(keys) == 100  # every one is another
+    assert all(len(key) > 40 for key in keys)
 
 
 def test_two_keys_while_one_replaces_the_other_of_a_tenant_that_may_do_little_unless_told_otherwise():
@@ -29,12 +32,6 @@ def test_two_keys_while_one_replaces_the_other_of_a_tenant_that_may_do_little_un
     tenant = tenants.of_key(KEY)
     assert tenants.of_key(OTHER) is tenant
     assert (tenant.roles, tenant.namespaces) == ({"chat"}, frozenset())
-
-
-def test_every_key_is_another():
-    keys = {new_key() for _ in range(100)}
-    assert len(keys) == 100
-    assert all(len(key) > 40 for key in keys)
 
 
 @pytest.mark.parametrize(

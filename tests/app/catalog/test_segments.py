@@ -28,22 +28,6 @@ def keys(page):
     return [each["key"] for each in page["data"]]
 
 
-def test_pages_follow_one_another_and_name_each_segment_once(manager):
-    """A page begins behind an entry that is gone, too."""
-    catalog = Catalog(manager, None)
-    everything = catalog.page(None, 100, None)
-    assert (len(everything["data"]), everything["next_cursor"]) == (6, None)
-    first = catalog.page(None, 4, None)
-    second = catalog.page(first["next_cursor"], 4, None)
-    assert (len(keys(first)), second["next_cursor"]) == (4, None)
-    assert keys(first) + keys(second) == keys(everything)
-    dropped, _ = catalog.drop(keys(first)[-1])
-    assert str(dropped) == keys(first)[-1]
-    assert catalog.page(first["next_cursor"], 4, None) == second
-    with pytest.raises(UnknownSegmentError, match=f"no cached segment has the key {dropped}"):
-        catalog.find(str(dropped))
-
-
 def listed(manager, id=None, **wanted):
     return keys(Catalog(manager, None).page(None, 100, id, **wanted))
 

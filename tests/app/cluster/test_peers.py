@@ -99,20 +99,13 @@ async def test_who_said_that_it_computes_is_waited_for_only_so_long(nodes, wait_
     assert b.manager.metrics.fetches == fetches
 
 
-def lose(node):
-    node.manager.clear()  # not announced
-
-
-def damage(node):
-    node.transfers.damaged = True
-
-
-def hang(node):
-    node.transfers.may_end.clear()
-
-
 @pytest.mark.parametrize(
-    ("happens", "wait_s", "outcome"), [(lose, 5, "absent"), (damage, 5, "refused"), (hang, 0.05, "failed")]
+    ("happens", "wait_s", "outcome"),
+    [
+        (lambda node: node.manager.clear(), 5, "absent"),  # not announced
+        (lambda node: setattr(node.transfers, "damaged", True), 5, "refused"),
+        (lambda node: node.transfers.may_end.clear(), 0.05, "failed"),  # it hangs
+    ],
 )
 async def test_a_chunk_that_another_replica_cannot_give_is_computed(nodes, happens, wait_s, outcome):
     a, b = await nodes("a", "b", wait_s=wait_s)

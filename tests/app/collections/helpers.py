@@ -33,18 +33,11 @@ async def files_found(retriever: Retriever, query: str, corpus: Corpus, top_k: i
 
 async def recall(retriever: Retriever) -> float:
     """Of the questions in five languages; documents of all are in one collection."""
-    corpus = corpus_of(
-        {
-            f"{language}-{number:02d}": text
-            for language, each in QUESTIONS.items()
-            for number, text in enumerate(each["passages"])
-        }
-    )
-    asked = [
-        (question, f"{language}-{number:02d}")
-        for language, each in QUESTIONS.items()
-        for question, number in each["questions"]
-    ]
+    texts, asked = dict[str, str](), list[tuple[str, str]]()
+    for language, each in QUESTIONS.items():
+        texts |= {f"{language}-{number:02d}": text for number, text in enumerate(each["passages"])}
+        asked += [(question, f"{language}-{number:02d}") for question, number in each["questions"]]
     assert len(asked) == 60
+    corpus = corpus_of(texts)
     found = [file in await files_found(retriever, question, corpus, TOP_K) for question, file in asked]
     return sum(found) / len(found)

@@ -151,12 +151,9 @@ async def test_a_reranker_has_the_last_word(stand_in):
 
 
 @pytest.mark.parametrize("texts", [{}, {"scan": "…"}])
-async def test_an_empty_collection_has_nothing(stand_in, texts):
-    assert len(await made(stand_in).rank("owl", corpus_of(texts), 4)) == len(texts)
-
-
-def test_a_key_in_the_url_is_not_shown():
+async def test_an_empty_collection_has_nothing_and_a_key_in_the_url_is_not_shown(stand_in, texts):
     assert "sesame" not in repr(Settings(retriever="http://:sesame@host/v1?model=a"))
+    assert len(await made(stand_in).rank("owl", corpus_of(texts), 4)) == len(texts)
 
 
 async def test_most_answers_are_found_in_five_languages(minilm):

@@ -128,14 +128,11 @@ async def test_without_text_there_is_nothing_to_search_for(retrieval, turns):
 async def test_a_bad_field_is_refused_before_anything_is_read(retrieval, given):
     with refused("retrieve" + (".collection" if isinstance(given, dict) else "")):
         await fill(retrieval, CHAT, [user("a")], retrieve=given)
-
-
-async def test_an_unknown_collection_is_told(retrieval):
     with pytest.raises(UnknownCollectionError, match="no collection 'fish'"):
         await fill(retrieval, CHAT, [user("a")], retrieve={"collection": "fish"})
 
 
-async def test_a_degraded_ranking_is_reported(retrieval):
+async def test_a_degraded_ranking_is_reported_and_a_retriever_that_fails_refuses_the_request(retrieval):
     degraded = Retrieval(retrieval.collections, Asked("BM25 alone: no endpoint"))
     request = RagChatRequest(retrieve={"collection": "birds", "top_k": 1}, question="Which?")
     _, found = await degraded.fill(request, request.retrieve)
@@ -143,8 +140,6 @@ async def test_a_degraded_ranking_is_reported(retrieval):
     _, found = await retrieval.fill(request, request.retrieve)
     assert found.degraded is None
 
-
-async def test_a_retriever_that_fails_refuses_the_request(retrieval):
     class Failing:
         async def rank(self, *_: Any) -> list[Ranked]:
             raise RuntimeError("no index")

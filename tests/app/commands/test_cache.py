@@ -148,11 +148,8 @@ def test_wrong_usage_exits_with_2(wrong):
 
 def test_an_archive_takes_no_more_memory_than_its_size(tier, tmp_path, capsys):
     """Compressed, or with holes, it could take any."""
-    file, packed, sparse = (
-        tmp_path / f"{1:032x}.0-of-1.safetensors",
-        tmp_path / "packed.tar.gz",
-        tmp_path / "sparse.tar",
-    )
+    packed, sparse = tmp_path / "packed.tar.gz", tmp_path / "sparse.tar"
+    file = tmp_path / f"{1:032x}.0-of-1.safetensors"
     file.touch()
     os.truncate(file, 1 << 20)
     subprocess.run(["tar", "-C", tmp_path, "-czf", packed, file.name], check=True)

@@ -47,25 +47,17 @@ def _relations(targets: Mapping[str, str]) -> str:
 def docx(body: str, footnotes: str = "") -> bytes:
     """A document: the XML in its body, and that of its footnotes."""
     space = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    styles = "".join(
+        f'<w:style w:type="paragraph" w:styleId="Heading{i}"><w:name w:val="heading {i}"/></w:style>'
+        for i in range(1, 7)
+    )
+    main, document = "word/document.xml", f"<w:document {space}><w:body>{body}</w:body></w:document>"
     parts = {
-        "word/document.xml": (
-            "wordprocessingml.document.main",
-            f"<w:document {space}><w:body>{body}</w:body></w:document>",
-        ),
-        "word/styles.xml": (
-            "wordprocessingml.styles",
-            f"<w:styles {space}>"
-            + "".join(
-                f'<w:style w:type="paragraph" w:styleId="Heading{i}"><w:name w:val="heading {i}"/></w:style>'
-                for i in range(1, 7)
-            )
-            + "</w:styles>",
-        ),
+        main: ("wordprocessingml.document.main", document),
+        "word/styles.xml": ("wordprocessingml.styles", f"<w:styles {space}>{styles}</w:styles>"),
         "word/footnotes.xml": ("wordprocessingml.footnotes", f"<w:footnotes {space}>{footnotes}</w:footnotes>"),
     }
-    return office(
-        "word/document.xml", parts, {"word/document.xml": {"styles.xml": "styles", "footnotes.xml": "footnotes"}}
-    )
+    return office(main, parts, {main: {"styles.xml": "styles", "footnotes.xml": "footnotes"}})
 
 
 def paragraph(text: str, style: str = "") -> str:
@@ -83,12 +75,7 @@ def xlsx(**sheets: str) -> bytes:
     """A workbook: the rows of each sheet, and what follows them, as XML."""
     space = f'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main" xmlns:r="{_OFFICE}"'
     listed = "".join(f'<sheet name="{name}" sheetId="{i}" r:id="rId{i}"/>' for i, name in enumerate(sheets, 1))
-    parts = {
-        "xl/workbook.xml": (
-            "spreadsheetml.sheet.main",
-            f"<workbook {space}><sheets>{listed}</sheets></workbook>",
-        )
-    }
+    parts = {"xl/workbook.xml": ("spreadsheetml.sheet.main", f"<workbook {space}><sheets>{listed}</sheets></workbook>")}
     for i, rows in enumerate(sheets.values(), 1):
         parts[f"xl/sheet{i}.xml"] = ("spreadsheetml.worksheet", f"<worksheet {space}>{rows}</worksheet>")
     targets = {f"sheet{i}.xml": "worksheet" for i in range(1, len(sheets) + 1)}

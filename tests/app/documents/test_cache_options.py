@@ -10,17 +10,11 @@ from engine_ext.client.request import CacheOptions
 from tests.app.helpers import refused
 
 DEFAULTS = CacheOptions(position_strategy=PositionStrategy.OFFSET)
-
-
 QUARTER = Sparse(budget_share=0.25)
 
 
-@pytest.mark.parametrize("value", [None, {}])
-def test_nothing_given_is_the_defaults(value):
-    assert parse_cache_field(value).options(None, DEFAULTS) == DEFAULTS
-
-
-def test_every_choice_reaches_the_engine():
+def test_every_choice_reaches_the_engine_and_without_one_the_defaults_do():
+    assert [parse_cache_field(value).options(None, DEFAULTS) for value in (None, {})] == [DEFAULTS] * 2
     given = {"mode": "chunked", "position_strategy": "shared", "scope": "isolated", "namespace": "n", "explain": True}
     expected = CacheOptions("chunked", PositionStrategy.SHARED, "isolated", "n", explain=True)
     assert parse_cache_field(given).options(None, DEFAULTS) == expected
@@ -50,11 +44,11 @@ def test_budgets_are_completed_by_the_servers(given, default, sparse):
         ({"namespace": ""}, "cache.namespace"),
         ({"namespace": "n" * 129}, "cache.namespace"),
         ({"explain": "perhaps"}, "cache.explain"),
-        ({"sparse": {"budget_tokens": 0}}, "cache.sparse.budget_tokens"),
-        ({"sparse": {"budget_share": 0}}, "cache.sparse.budget_share"),
-        ({"sparse": {"gaps": "fill"}}, "cache.sparse.gaps"),
+        *(
+            ({"sparse": {name: 0}}, f"cache.sparse.{name}")
+            for name in ("budget_tokens", "budget_share", "budget", "gaps")
+        ),
         ({"sparse": {"mass": 1.5}}, "cache.sparse.mass"),
-        ({"sparse": {"budget": 5}}, "cache.sparse.budget"),
         ({"modus": "auto"}, "cache.modus"),
         ("auto", "cache"),
     ],

@@ -32,12 +32,6 @@ def test_there_is_a_most_number_of_documents():
         split_by_separator("a " * (4 << 20), " ", "prompt")
 
 
-@pytest.mark.parametrize("sent", [{}, "text", None])
-def test_documents_must_be_a_list(sent):
-    with refused("documents", f"documents must be a list, not {type(sent).__name__}"):
-        parse_documents(sent)
-
-
 @pytest.mark.parametrize(
     ("sent", "place", "message"),
     [
@@ -58,20 +52,16 @@ def test_an_error_names_the_field(sent, place, message):
     for path in ("documents", "chunks"):
         with refused(f"{path}.1{place}", message):
             parse_documents(["fine", sent], path)
+    for no_list in ({}, "text", None):
+        with refused("documents", f"documents must be a list, not {type(no_list).__name__}"):
+            parse_documents(no_list)
     with refused("here", "text is empty"):
         checked_document(" ", None, None, "here")
 
 
-@pytest.mark.parametrize(
-    ("document", "label"),
-    [
-        (Document("t", title=" T\n1 "), "T 1"),
-        (Document("\n a  b\nc", title=" "), "a b c"),
-        (Document("桥" * 500), "桥" * 80),
-    ],
-)
-def test_a_label_is_the_title_or_how_the_text_begins(document, label):
-    assert document.label == label
+def test_a_label_is_the_title_or_how_the_text_begins():
+    documents = Document("t", title=" T\n1 "), Document("\n a  b\nc", title=" "), Document("桥" * 500)
+    assert [document.label for document in documents] == ["T 1", "a b c", "桥" * 80]
 
 
 @pytest.mark.parametrize(

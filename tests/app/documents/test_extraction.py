@@ -44,6 +44,14 @@ async def test_files_at_once_get_their_own_answers(reader):
     found = await asyncio.gather(*(reader.split(b"text %d" % i, "a.txt", 50) for i in range(40)))
     assert [[each.text for each in pieces] for pieces in found] == [[f"text {i}"] for i in range(40)]
     assert len(processes(reader)) == 2
+    with closing(Extraction(TOKENIZER)) as other:
+        for name, file in {
+            "a.docx": docx(paragraph("Pump", "Heading1")),
+            "a.pdf": make_pdf(["One."], ["Two."]),
+        }.items():
+            assert await reader.split(file, name, 50) == await other.split(file, name, 50)
+        (process,) = other._processes._running
+    assert process.poll() is not None
 
 
 async def test_damaged_files_fail_alone(reader):
@@ -99,15 +107,6 @@ async def test_a_file_beyond_the_limits_fails_alone(reader, monkeypatch, tmp_pat
     with pytest.raises(UnreadableFileError, match=message):
         await reader.split(b"<p>a<td>b<b>" * (1 << 21), "a.html", 50)
     assert [each.text for each in await reader.split(b"text", "a.txt", 50)] == ["text"]
-
-
-async def test_two_runs_give_the_same_and_leave_nothing_running(reader):
-    files = {"a.docx": docx(paragraph("Pump", "Heading1") + paragraph("Blue.")), "a.pdf": make_pdf(["One."], ["Two."])}
-    with closing(Extraction(TOKENIZER)) as other:
-        for name, file in files.items():
-            assert await reader.split(file, name, 50) == await other.split(file, name, 50)
-        (process,) = other._processes._running
-    assert process.poll() is not None
 
 
 async def test_a_server_that_stops_is_no_fault_of_the_files_that_it_reads_or_that_wait(reader):

@@ -77,13 +77,9 @@ def test_every_known_passage_is_found(passages, between):
 def test_of_overlapping_passages_the_longest_is_taken():
     text = f'<source id="1">{ONE} More.</source> {TWO}'
     found, _ = marked(text)
-    assert [(span.by, text[span.start : span.end]) for span in found.spans] == [
-        ("Open WebUI", f"{ONE} More."),
-        (KNOWN, TWO),
-    ]
-
-
-def test_white_space_at_the_ends_of_a_message_stays_for_the_template():
+    spans = [(span.by, text[span.start : span.end]) for span in found.spans]
+    assert spans == [("Open WebUI", f"{ONE} More."), (KNOWN, TWO)]
+    # White space at the ends of a message stays for the template.
     _, split = marked('<source id="1">  x</source>')
     assert split.chunks == ("  x",)
     found, _ = marked(f"\n  {ONE}  \n", find_known(f"  {ONE}"))
@@ -96,9 +92,9 @@ def body_of(path, system, user):
         return {"prompt": f"{system}\n{user}"}
     if path == "/v1/responses":
         return {"instructions": system, "input": turns}
-    return {"messages": turns, "system": [{"type": "text", "text": system}]} if path == "/v1/messages" else {
-        "messages": [{"role": "system", "content": system}, *turns]
-    }  # fmt: skip
+    if path == "/v1/messages":
+        return {"messages": turns, "system": [{"type": "text", "text": system}]}
+    return {"messages": [{"role": "system", "content": system}, *turns]}
 
 
 def test_system_and_user_messages_of_every_endpoint_are_searched():
@@ -119,10 +115,8 @@ def test_results_of_tools_are_searched_and_answers_are_not():
     answer = {"role": "assistant", "content": ONE}
     request = from_chat({"messages": [answer, {"role": "tool", "tool_call_id": "c", "content": TWO}]}, None, FIND)
     assert [each.path for each in request.found if each.spans] == ["messages.1.content"]
-    results = [
-        {"type": "tool_result", "tool_use_id": "t", "content": content}
-        for content in (ONE, [{"type": "text", "text": TWO}])
-    ]
+    contents = ONE, [{"type": "text", "text": TWO}]
+    results = [{"type": "tool_result", "tool_use_id": "t", "content": each} for each in contents]
     request = from_anthropic({"messages": [answer, {"role": "user", "content": results}]}, None, FIND)
     assert [document.text for document in request.documents] == [ONE, TWO]
     output = {"type": "function_call_output", "call_id": "c", "output": ONE}
@@ -152,20 +146,8 @@ def test_a_call_has_no_more_documents_than_it_may_bring():
     request = from_chat({"messages": turns}, None, FIND)
     assert [len(each.documents) for each in request.found] == [MOST_DOCUMENTS - 2, 2]
     request.insert(["<>"] * 2 * MOST_DOCUMENTS)
-    assert [turn["content"].replace("<>", "") for turn in request.body["messages"]] == [
-        each["content"] for each in turns
-    ]
-
-
-def test_many_documents_cost_no_more_each():
-    find = finder(PATTERNS, lambda _: [])
-
-    def seconds(number):
-        text = "".join(f'<source id="1">{"x" * (1 + place % 89)}</source>' for place in range(number))
-        return cpu_seconds(find, text)
-
-    # Up to 4 times as much each, for what no longer fits into the CPU's caches; looks at all others: 128 times.
-    assert seconds(128_000) < 4 * 128 * seconds(1_000)
+    left = [turn["content"].replace("<>", "") for turn in request.body["messages"]]
+    assert left == [each["content"] for each in turns]
 
 
 def test_a_long_prompt_without_documents_costs_little():

@@ -13,6 +13,7 @@ SEPARATOR = " # # "
 A, B = Document("one"), Document("two")
 JOINED = SEPARATOR.join(["one", "two", "why?"])
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+CONTROL = {"cache_control": {}}
 
 
 def user(content) -> dict:
@@ -25,6 +26,10 @@ def text(value: str, kind: str = "text") -> dict:
 
 def document(data: str, **fields) -> dict:
     return {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": data}, **fields}
+
+
+def of_content(content) -> dict:
+    return {"type": "document", "source": {"type": "content", "content": content}}
 
 
 def marked(extract, body, separator=None):
@@ -56,23 +61,11 @@ class TestChatEndpoints:
             ([text("one|why?")], "|", {}, [A], [text("<>why?")]),
             ("one|# # |why?", "# #", {"cache": {"separator": "|"}}, [A, Document("# # ")], "<>why?"),
             ("one|why?", None, {"cache": {"separator": "|"}}, [A], "<>why?"),
-            (JOINED, SEPARATOR, {"documents": ["one"]}, [A], f"<>{JOINED}"),
+            (JOINED, SEPARATOR, {"documents": ["one"]}, [A], f"<>{JOINED}"),  # given ones go first
             ("why?", None, {"cache": {"mode": "full"}}, [], "<>why?"),
             ("why?", None, {"documents": []}, [], "<>why?"),
             ("one||why?", "|", {}, [A], "<>why?"),
             ([IMAGE, text("|why?")], "|", {}, [], [IMAGE, text("<>why?")]),
-        ],
-        ids=[
-            "before the first text part",
-            "the server's separator",
-            "in a part",
-            "the request's separator",
-            "without the server's",
-            "given ones go first",
-            "a cache field alone",
-            "an empty list",
-            "an empty piece",
-            "nothing but an empty piece",
         ],
     )
     def test_the_place_of_documents(self, extract, field, content, separator, fields, documents, expected):
@@ -106,30 +99,21 @@ class TestChatEndpoints:
             extract({field: messages, "cache": {}}, None)
 
     @pytest.mark.parametrize("separator", ["", 5, ["|"]])
-    def test_a_separator_must_be_text(self, extract, field, separator):
+    def test_a_separator_must_be_text_and_a_bad_document_is_named(self, extract, field, separator):
         with refused("cache.separator", "must be a string with at least one character"):
             extract({field: [user("why?")], "cache": {"separator": separator}}, None)
-
-    def test_a_bad_document_is_named(self, extract, field):
         with refused("documents.1.text", "text is empty"):
             extract({field: [user("why?")], "documents": ["one", {"text": ""}]}, None)
 
 
-class TestResponses:
-    def test_a_plain_input_is_a_user_text(self):
-        assert marked(from_responses, {"input": "why?", "documents": ["one"]}) == (
-            [A],
-            {"input": "<marked>why?", "store": False},
-        )
-        documents, body = marked(from_responses, {"input": JOINED}, SEPARATOR)
-        assert (documents, body["input"]) == ([A, B], "<marked>why?")
-
-    def test_input_text_parts_are_text(self):
-        _, body = marked(from_responses, {"input": [user([text("why?", "input_text")])], "documents": ["one"]})
-        assert body["input"] == [user([text("<marked>why?", "input_text")])]
-
-    def test_answers_are_stored_if_that_is_asked_for(self):
-        assert from_responses({"input": "why?", "documents": [], "store": True}, None).body["store"] is True
+def test_a_plain_input_of_responses_and_input_text_parts_are_text():
+    expected = [A], {"input": "<marked>why?", "store": False}  # answers are stored if that is asked for
+    assert marked(from_responses, {"input": "why?", "documents": ["one"]}) == expected
+    assert from_responses({"input": "why?", "documents": [], "store": True}, None).body["store"] is True
+    documents, body = marked(from_responses, {"input": JOINED}, SEPARATOR)
+    assert (documents, body["input"]) == ([A, B], "<marked>why?")
+    _, body = marked(from_responses, {"input": [user([text("why?", "input_text")])], "documents": ["one"]})
+    assert body["input"] == [user([text("<marked>why?", "input_text")])]
 
 
 class TestCompletion:
@@ -143,10 +127,8 @@ class TestCompletion:
         ],
     )
     def test_the_first_piece_is_the_system_segment_and_nothing_is_stripped(self, prompt, documents, expected):
-        assert marked(from_completion, {"prompt": prompt, "max_tokens": 3}, "|") == (
-            documents,
-            {"prompt": expected, "max_tokens": 3},
-        )
+        made = marked(from_completion, {"prompt": prompt, "max_tokens": 3}, "|")
+        assert made == (documents, {"prompt": expected, "max_tokens": 3})
         assert marked(from_completion, {"prompt": prompt, "cache": {"separator": "|"}})[0] == documents
 
     @pytest.mark.parametrize("prompt", ["why?", None, [1, 2], ["one|two|why?"]])
@@ -154,8 +136,6 @@ class TestCompletion:
         assert from_completion({"prompt": prompt}, "|") is None
         with refused("cache", "no text that chunks could belong to"):
             from_completion({"prompt": prompt, "cache": {"separator": "|"}}, None)
-
-    def test_without_a_separator_nothing_is_split(self):
         assert from_completion({"prompt": JOINED}, None) is None
         with refused("documents", "documents need a chat endpoint"):
             from_completion({"prompt": "why?", "documents": ["one"]}, None)
@@ -165,14 +145,10 @@ class TestAnthropic:
     @pytest.mark.parametrize(
         ("blocks", "expected"),
         [
-            (
-                [document("one"), text("why?") | {"cache_control": {}}, text("really?")],
-                [text("<marked>why?") | {"cache_control": {}}, text("really?")],
-            ),
+            ([document("one"), text("why?") | CONTROL, text("?")], [text("<marked>why?") | CONTROL, text("?")]),
             ([text("why?"), document("one"), IMAGE], [text("why?"), text("<marked>"), IMAGE]),
             ([document("one")], [text("<marked>")]),
         ],
-        ids=["before the question", "behind it", "without one"],
     )
     def test_document_blocks_go_into_the_text_behind_them_or_into_one_of_their_own(self, blocks, expected):
         documents, body = marked(from_anthropic, {"model": "m", "messages": [user(blocks)], "system": "s"})
@@ -194,20 +170,15 @@ class TestAnthropic:
         ("block", "rendered"),
         [
             (document("one", title="T", context=" of 1990 "), "T\nof 1990\none\n\n"),
-            ({"type": "document", "source": {"type": "content", "content": "one"}}, "one\n\n"),
-            (
-                {"type": "document", "source": {"type": "content", "content": [text("one"), IMAGE, text("two")]}},
-                "one\ntwo\n\n",
-            ),
+            (of_content("one"), "one\n\n"),
+            (of_content([text("one"), IMAGE, text("two")]), "one\ntwo\n\n"),
         ],
     )
     def test_a_block_is_a_document(self, block, rendered):
         extraction = from_anthropic({"messages": [user([block])], "cache": {"mode": "full"}}, None)
         assert [made.render() for made in extraction.documents] == [rendered]
         assert extraction.cache == {"mode": "full"}
-
-    def test_document_blocks_of_an_assistant_are_left_alone(self):
-        assert from_anthropic({"messages": [{"role": "assistant", "content": [document("one")]}]}, None) is None
+        assert from_anthropic({"messages": [{"role": "assistant", "content": [block]}]}, None) is None
 
     @pytest.mark.parametrize(
         ("source", "parameter", "message"),
@@ -226,7 +197,5 @@ class TestAnthropic:
         blocks = [document("one"), {"type": "document", "source": source}, text("why?")]
         with refused(f"messages.1.content.1.{parameter}", message):
             from_anthropic({"messages": [user("hello"), user(blocks)]}, None)
-
-    def test_a_bad_title_is_named(self):
         with refused("messages.0.content.0.source", "title must be a string, not int"):
             from_anthropic({"messages": [user([document("one", title=5)])]}, None)

@@ -30,14 +30,9 @@ def test_each_passage_is_found_whatever_its_number_and_place(form, order, first)
 @pytest.mark.parametrize(
     "text",
     [
-        QUESTION,
-        '<source id="1">never closed',
-        "closed only</source>",
-        "[CONTEXT 1]:\nanother number\n[END CONTEXT 2]",
-        "What does `[CONTEXT 1]:` mean?",
-        "The context:\n\nContext is everything.\nAnswer: no.",
-        "a\n------\nb\n------\nc",
-        "<context>\ntoo short\n</context>",
+        *(QUESTION, '<source id="1">never closed', "closed only</source>", "<context>\ntoo short\n</context>"),
+        *("[CONTEXT 1]:\nanother number\n[END CONTEXT 2]", "What does `[CONTEXT 1]:` mean?"),
+        *("The context:\n\nContext is everything.\nAnswer: no.", "a\n------\nb\n------\nc"),
     ],
 )
 def test_other_text_is_left_alone(text):
@@ -50,6 +45,13 @@ def test_the_passage_within_is_taken_without_white_space_around():
     text = "[CONTEXT 1]:\nsays [END CONTEXT 2] and more\n[END CONTEXT 1]"
     assert found(text) == ["says [END CONTEXT 2] and more"]
     assert found('<source id="1">\n\n  indented:\n    code \n\n</source>') == ["  indented:\n    code"]
+    example = (  # of LlamaIndex's prompt for citations: it ends before its question
+        "For example:\nSource 1:\nThe sky is red.\nSource 2:\nWater is wet when the sky is red.\n"
+        "Query: When is water wet?\nAnswer: In the evening [1].\n"
+        "Now it's your turn.\n------\nSource 1:\nThe mill is old.\n\n------\nQuery: Is it?\nAnswer: "
+    )
+    spans = [example[span.start : span.end] for pattern in PATTERNS for span in pattern.spans(example)]
+    assert spans == ["The sky is red.", "Water is wet when the sky is red.", "The mill is old."]
 
 
 def test_further_forms_come_from_a_file(tmp_path):
@@ -92,17 +94,3 @@ def test_the_time_grows_with_the_text_at_most(unit):
     short, long = (cpu_seconds(find, unit * (length // len(unit))) for length in (4_000, 512_000))
     # Up to 4 times as much each, for what no longer fits into the CPU's caches; looks at all others: 128 times.
     assert long < 4 * 128 * max(short, 0.00005)
-
-
-def test_the_example_in_llamaindexs_prompt_for_citations_ends_before_its_question():
-    text = (
-        "For example:\nSource 1:\nThe sky is red in the evening and blue in the morning.\n"
-        "Source 2:\nWater is wet when the sky is red.\nQuery: When is water wet?\nAnswer: In the evening [1].\n"
-        "Now it's your turn.\n------\nSource 1:\nThe mill is old.\n\n------\nQuery: Is it?\nAnswer: "
-    )
-    found = [text[span.start : span.end] for pattern in PATTERNS for span in pattern.spans(text)]
-    assert found == [
-        "The sky is red in the evening and blue in the morning.",
-        "Water is wet when the sky is red.",
-        "The mill is old.",
-    ]

@@ -33,14 +33,9 @@ def html(page: str | bytes) -> str:
         ("<p>Set PUMP_MAX_PRESSURE to *5* in [a] #1", "Set PUMP_MAX_PRESSURE to *5* in [a] #1"),
         ("<p>AT&T &copy 2020 &amp &lt b &#x80; &#128512;", "AT&T © 2020 & < b € 😀"),
         ("<p>a<!-- x > y -- > z</p> --><p>b", "a\n\nb"),
-        (
-            "<p>a<script>if (a<b) x('<p>')</script>b<style>p{}</style><noscript>no</noscript><template>t</template>",
-            "ab",
-        ),
-        (
-            "<p>a<iframe src=x>foo</iframe>b<a href=http://x>link</a> <img alt=graph src=data:image/png;base64,QQ==>",
-            None,
-        ),
+        ("<p>a<script>if (a<b) x('<p>')</script>b<style>p{}</style><template>t</template>", "ab"),
+        ("<p>a<noscript>no</noscript><iframe src=x>foo</iframe>b<a href=http://x>link</a>", "ablink"),
+        ("<p><img alt=graph src=data:image/png;base64,QQ==>", "graph"),
         ("<pre><code class=language-sh>ls\n\n  -l\n</code></pre>", "```sh\nls\n\n  -l\n```"),
         ("<pre>```\nx\n```</pre>", "````\n```\nx\n```\n````"),
         ("<blockquote><p>q<pre># no\n  y</pre></blockquote>", "> q\n>\n> ```\n> # no\n>   y\n> ```"),
@@ -51,10 +46,8 @@ def html(page: str | bytes) -> str:
         ("<math><msqrt><mn>2</mn></msqrt><msub><mi>x</mi><mn>1</mn></msub></math>", "√2x_1"),
         ("<p><b>Note:</b> a<i>b</i> <em>(c)</em> <strong>Grüße:</strong>", "Note: ab (c) Grüße:"),
         ("<p>Price <del>100</del> <s>é:</s> <ins>80</ins>", "Price ~~100~~ ~~é:~~ 80"),
-        (
-            "<p>Name <input value=Ada><input type=hidden value=x>! <input type=CHECKBOX checked>a <input type=radio>b",
-            "Name Ada ! [x] a [ ] b",
-        ),
+        ("<p>Name <input value=Ada><input type=hidden value=x>!", "Name Ada !"),
+        ("<p><input type=CHECKBOX checked>a <input type=radio>b", "[x] a [ ] b"),
         ("<p>re&shy;set", "reset"),
         ("<head><title>Emergency: 4711</title></head><body></body>", "Emergency: 4711"),
         ("<p>a\x0cb\x00c", "a bc"),
@@ -63,7 +56,7 @@ def html(page: str | bytes) -> str:
     ],
 )
 def test_html_is_what_browsers_show(page, expected):
-    assert html(page) == (expected or "abLink graph".replace("L", "l"))
+    assert html(page) == expected
 
 
 @pytest.mark.parametrize(
@@ -116,44 +109,30 @@ def test_each_part_of_a_long_table_has_the_header():
 )  # fmt: skip
 def test_csv_is_a_table(file, expected):
     assert text(file, "a.CSV") == expected
+    assert text("a\tb,c\n1\t2", "a.tsv") == "| a | b,c |\n| --- | --- |\n| 1 | 2 |"  # the name says so
 
 
-def test_tabs_separate_where_the_name_says_so():
-    assert text("a\tb,c\n1\t2", "a.tsv") == "| a | b,c |\n| --- | --- |\n| 1 | 2 |"
-
-
-GERMAN, CHINESE, JAPANESE = (
-    "Grüße aus Köln, schöne Straße",
-    "桥长三百二十米，建于一九八七年",
-    "橋の長さは三百二十メートルです",
-)
+GERMAN, CHINESE = "Grüße aus Köln, schöne Straße", "桥长三百二十米，建于一九八七年"
+JAPANESE = "橋の長さは三百二十メートルです"
 
 
 @pytest.mark.parametrize(
-    ("words", "encoding"),
+    ("words", "encodings"),
     [
-        (GERMAN, "utf-8"),
-        (GERMAN, "utf-8-sig"),
-        (GERMAN, "utf-16"),
-        ("\ufeff" + GERMAN, "utf-16-be"),
-        pytest.param(GERMAN, "utf-16-le", id="without BOM"),
-        pytest.param(GERMAN, "utf-16-be", id="big-endian without BOM"),
-        pytest.param(f"{CHINESE}，有三座桥。", "utf-16-le", id="Chinese without BOM"),
-        (GERMAN, "utf-32"),
-        ("다리의 길이는 삼백이십 미터입니다", "euc_kr"),
-        ("สะพานยาวสามร้อยยี่สิบเมตร", "cp874"),
-        (GERMAN, "latin-1"),
-        ("“Brand™” – €5", "cp1252"),
-        (CHINESE, "gb18030"),
-        (JAPANESE, "shift_jis"),
-        (JAPANESE, "euc_jp"),
-        ("Открыто с девяти часов", "cp1251"),
-        ("Открыто с девяти часов", "koi8_r"),
+        (GERMAN, ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1"]),  # some without BOM
+        ("\ufeff" + GERMAN, ["utf-16-be"]),
+        (f"{CHINESE}，有三座桥。", ["utf-16-le"]),
+        (CHINESE, ["gb18030"]),
+        (JAPANESE, ["shift_jis", "euc_jp"]),
+        ("다리의 길이는 삼백이십 미터입니다", ["euc_kr"]),
+        ("สะพานยาวสามร้อยยี่สิบเมตร", ["cp874"]),
+        ("“Brand™” – €5", ["cp1252"]),
+        ("Открыто с девяти часов", ["cp1251", "koi8_r"]),
     ],
 )
-@pytest.mark.parametrize("name", ["a.txt", "a.html"])
-def test_encodings(words, encoding, name):
-    assert text(words.encode(encoding), name) == words.removeprefix("\ufeff")
+def test_encodings(words, encodings):
+    for encoding, name in itertools.product(encodings, ("a.txt", "a.html")):
+        assert text(words.encode(encoding), name) == words.removeprefix("\ufeff"), (encoding, name)
 
 
 def test_declarations_come_before_guesses():
@@ -163,18 +142,18 @@ def test_declarations_come_before_guesses():
     assert html(declared.encode("latin-1")) == GERMAN
     assert html(f"<meta charset=utf-8><p>{GERMAN}".encode("latin-1")) == GERMAN  # a declaration that is wrong
     assert html("<p>Some English text.<p>Brand™ 👨‍👩‍👧".encode()) == "Some English text.\n\nBrand™ 👨‍👩‍👧"
+    damaged = f"{GERMAN} ".encode() * 9 + b"\xff" + JAPANESE.encode()  # one character, not the others
+    for name in ("a.txt", "a.html"):
+        assert text(damaged, name) == f"{GERMAN} " * 9 + "\ufffd" + JAPANESE
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.html"])
-def test_a_damaged_character_does_not_change_the_others(name):
-    assert text(f"{GERMAN} ".encode() * 9 + b"\xff" + JAPANESE.encode(), name) == f"{GERMAN} " * 9 + "\ufffd" + JAPANESE
-
-
-def test_line_ends_marks_and_data_uris_are_cleaned():
+def test_line_ends_marks_and_data_uris_are_cleaned_and_source_code_keeps_its_lines():
     assert text("\x1b[31mred\x1b[0m", "a.log") == "red"
     assert text("a\r\n  b\rc\n\n    d\x0ce\ufefff\x07", "a.txt") == "a\n  b\nc\n\n    d\nef"
     picture = f"Blue.\n\n![photo](data:image/png;base64,{'QUJD' * 9999}==)\n\n[p]: data:image/svg+xml;utf8,%3Csvg%3E\n"
     assert text(picture, "a.md") == "Blue.\n\n![photo]()\n\n[p]:"
+    code = "def f():\n    if x:\n\n        return 'data'\n"
+    assert read(code.encode(), "dir/a.PY") == (code, False, ())
 
 
 def test_pdf_pages_forms_and_hyphens():
@@ -216,11 +195,8 @@ def test_workbooks_with_formulas_and_merged_cells():
         row(3, '<c r="C3"><v>3</v></c>'),
     ]
     merged = '<mergeCells><mergeCell ref="A2:A3"/></mergeCells>'
-    made = text(
-        xlsx(Prices=f"<sheetData>{''.join(rows)}</sheetData>{merged}", Two=f"<sheetData>{rows[0]}</sheetData>"),
-        "a.xlsx",
-    )
-    first, second = made.split("## Two\n\n")
+    sheets = {"Prices": f"<sheetData>{''.join(rows)}</sheetData>{merged}", "Two": f"<sheetData>{rows[0]}</sheetData>"}
+    first, second = text(xlsx(**sheets), "a.xlsx").split("## Two\n\n")
     assert first == "## Prices\n\n| Item | Price |\n| --- | --- |\n| Pump | 12.5 |\n| Pump | 3 |\n\n"
     assert second.split() == ["Item", "Price"]
 
@@ -243,18 +219,13 @@ def test_messages_with_alternatives_and_attachments():
     head = "# Grüße\n\nFrom: ada@example.org\nTo: bob@example.org"
     assert made == f"{head}\n\nIt is 320.\n\n# n.txt\n\nAttached.\n\nAttachment: x.zip"
     assert text(message("Grüße", html="<p>10<sup>6</sup>"), "a.eml") == f"{head}\n\n10^6"
-    assert (
-        text(b"Subject: x\nContent-Type: text/plain; charset=unknown\n\nGr\xfc\xdfe, K\xf6ln", "a.eml")
-        == "# x\n\nGrüße, Köln"
-    )
+    unknown = b"Subject: x\nContent-Type: text/plain; charset=unknown\n\nGr\xfc\xdfe, K\xf6ln"
+    assert text(unknown, "a.eml") == "# x\n\nGrüße, Köln"
 
 
 def mixed(*parts: str, kind: str = "mixed") -> str:
-    return (
-        f"Content-Type: multipart/{kind}; boundary={kind}\n\n"
-        + "".join(f"--{kind}\n{part}\n" for part in parts)
-        + f"--{kind}--\n"
-    )
+    within = "".join(f"--{kind}\n{part}\n" for part in parts)
+    return f"Content-Type: multipart/{kind}; boundary={kind}\n\n{within}--{kind}--\n"
 
 
 def test_all_parts_of_messages_that_mail_programs_show():
@@ -271,12 +242,10 @@ def test_all_parts_of_messages_that_mail_programs_show():
 
 
 def test_notebooks_with_outputs():
+    table = "<table><tr><td>a<td>b<tr><td>1<td>2"
     outputs = [
         {"output_type": "stream", "text": ["out 42\n"]},
-        {
-            "output_type": "execute_result",
-            "data": {"text/plain": ["<df>"], "text/html": ["<table><tr><td>a<td>b<tr><td>1<td>2"]},
-        },
+        {"output_type": "execute_result", "data": {"text/plain": ["<df>"], "text/html": [table]}},
         {"output_type": "display_data", "data": {"image/png": "iVBO", "application/json": {"a": 1}}},
         {"output_type": "display_data", "data": {"text/plain": ["<Markdown>"], "text/markdown": ["It is ", "**7**."]}},
         {"output_type": "display_data", "data": {"text/plain": ["<HTML>"], "text/html": ["<b>It is 8.</b>"]}},
@@ -299,26 +268,17 @@ def test_rich_text_with_tables_and_footnotes():
     assert text(made, "a.rtf") == "Café € 😀\nnote 5\n\n| a | b |\n| --- | --- |\n| c | d |\n\nend"
 
 
-def test_source_code_keeps_its_lines():
-    code = "def f():\n    if x:\n\n        return 'data'\n"
-    assert read(code.encode(), "dir/a.PY") == (code, False, ())
-
-
 @pytest.mark.parametrize(
     ("file", "name", "message"),
     [
-        (b"", "a.txt", "no text in the file"),
-        (b" \n", "a.md", "no text in the file"),
+        *((file, "a.md", "no text in the file") for file in (b"", b" \n")),
         (b"\x00\x01\xfe", "a.txt", "the file is not text"),
-        (b"not a PDF", "a.pdf", "this is not a PDF that can be read"),
-        (b"%PDF-1.7\n1 0 obj", "a.pdf", "this is not a PDF that can be read"),
+        *((file, "a.pdf", "this is not a PDF that can be read") for file in (b"not a PDF", b"%PDF-1.7\n1 0 obj")),
         (make_pdf([]), "a.pdf", "no text in this PDF; scans are read with the extra ocr"),
         (make_pdf(["a"], password="secret"), "a.pdf", "this PDF is encrypted"),
-        (b"PK\x03\x04", "a.docx", "this is not a docx file that can be read"),
-        (docx(paragraph("x"))[:400], "a.docx", "this is not a docx file that can be read"),
+        *((file, "a.docx", "this is not a docx file that can") for file in (b"PK\x03\x04", docx(paragraph("x"))[:400])),
         (b"PK", "a.epub", "this is not a file that can be read"),
-        (b"{", "a.ipynb", "this is not a notebook that can be read"),
-        (b'{"cells": [1]}', "a.ipynb", "this is not a notebook that can be read"),
+        *((file, "a.ipynb", "this is not a notebook that can be read") for file in (b"{", b'{"cells": [1]}')),
         (b"text", "a.rtf", "this is not an RTF file"),
         (b"<script>x</script>", "a.html", "no text in the file"),
     ],

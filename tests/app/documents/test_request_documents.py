@@ -78,16 +78,19 @@ def test_a_replica_finds_the_keys_that_a_router_finds(fields, has_other_keys):
     assert set(found).isdisjoint(rag()) == has_other_keys
 
 
+def test_without_a_registry_nothing_is_hashed_and_an_id_without_a_text_is_required():
+    request = RagChatRequest(chunks=["one"], question="?")
+    assert asyncio.run(take_in(make_context(), request))[1].document_keys == ()
+    body = {"chunks": [{"id": "d1"}, "text"], "question": "?", "cache": {"namespace": "n"}}
+    by_id, by_text = wanted_documents("/v1/rag/chat", body)
+    assert (by_id.key, by_id.is_required, by_text.is_required) == (id_key("n", "d1"), True, False)
+
+
 def test_a_router_reads_further_forms():
     body = {"messages": [{"role": "user", "content": "### Passage\none\n### Question\n?"}]}
     mine = Pattern("mine", "### Passage\n", ("\n### ",))
     assert keys(CHAT, body, Reading(documents="auto")) == []
     assert len(keys(CHAT, body, Reading(documents="auto", patterns=[mine]))) == 1
-
-
-def test_without_a_registry_nothing_is_hashed():
-    request = RagChatRequest(chunks=["one"], question="?")
-    assert asyncio.run(take_in(make_context(), request))[1].document_keys == ()
 
 
 def test_a_body_stays_as_it_was_read():
@@ -133,12 +136,6 @@ def test_the_servers_scope_is_that_of_requests_that_name_none(cache):
     assert (keys("/v1/rag/chat", second, isolated) == found) == (cache != {"scope": "system"})
     messages = [{"role": "system", "content": "Today"}, USER]
     assert keys(CHAT, {"messages": messages, "documents": ["one", "two"], "cache": cache}, isolated) == found
-
-
-def test_an_id_without_a_text_is_required():
-    body = {"chunks": [{"id": "d1"}, "text"], "question": "?", "cache": {"namespace": "n"}}
-    by_id, by_text = wanted_documents("/v1/rag/chat", body)
-    assert (by_id.key, by_id.is_required, by_text.is_required) == (id_key("n", "d1"), True, False)
 
 
 @pytest.mark.parametrize("path", ["/v1/rag/chat", *EXTRACTORS])
@@ -187,9 +184,6 @@ def test_a_conversation_has_one_key_and_grows(one, later):
     assert first.key == second.key
     assert second.tokens >= first.tokens
     assert not first.claims
-
-
-def test_another_beginning_has_another_key():
     for other in ({"messages": [SYSTEM, SECOND]}, {"messages": [FIRST]}, {"prompt": "S"}):
         assert conversation_of(other) != conversation_of({"messages": [SYSTEM, FIRST]})
     assert conversation_of({"model": "n", "messages": [FIRST]}) != conversation_of({"messages": [FIRST]})

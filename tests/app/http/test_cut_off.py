@@ -72,28 +72,20 @@ def begins(then, headers=EVENTS):
     return app
 
 
-async def test_one_without_an_answer_gets_a_503():
-    assert is_refused(await answered(waits, is_cancelled=True))
-
-
-async def test_a_stream_is_not_ended_as_if_it_were_whole():
-    (start,) = await answered(begins(waits), is_cancelled=True)
-    assert start["status"] == 200
-
-
 async def lines(number):
     for each in range(number):
         yield json.dumps({"line": each}) + "\n"
     await asyncio.Event().wait()
 
 
-async def test_lines_that_wait_for_the_first_are_not_begun():
+async def test_one_without_an_answer_gets_a_503_and_one_that_has_begun_is_not_ended_as_if_it_were_whole():
+    assert is_refused(await answered(waits, is_cancelled=True))
+    (start,) = await answered(begins(waits), is_cancelled=True)
+    assert start["status"] == 200
+    # Lines that wait for the first are not begun.
     assert is_refused(await answered(JsonLines(lines(0)), is_cancelled=True))
     start, *sent = await answered(JsonLines(lines(2)), is_cancelled=True)
     assert (start["status"], [each["body"] for each in sent]) == (200, [b'{"line": 0}\n', b'{"line": 1}\n'])
-
-
-async def test_what_is_not_a_request_is_cancelled():
     with pytest.raises(asyncio.CancelledError):
         await answered(waits, kind="lifespan", is_cancelled=True)
 

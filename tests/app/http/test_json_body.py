@@ -102,28 +102,16 @@ async def test_what_is_no_json_is_parsed_once_too(parsed, body):
     assert len(parsed) == 2
 
 
-@pytest.mark.parametrize(
-    "body",
-    ['{"a": 1}'.encode("utf-16"), b'{"a": "\\ud800"}', b'{"a": "\xed\xa0\x80"}'],
-    ids=["UTF-16", "half", "bytes"],
-)
+@pytest.mark.parametrize("body", ['{"a": 1}'.encode("utf-16"), b'{"a": "\\ud800"}', b'{"a": "\xed\xa0\x80"}'])
 async def test_json_is_unicode_in_utf_8(body):
     assert (await answer(body)).status_code == 422
+    assert (await answer(b'\xef\xbb\xbf{"a": "\xc3\xa9"}')).json() == {"a": "é"}  # a byte order mark is left out
 
 
-async def test_a_byte_order_mark_is_left_out():
-    assert (await answer(b'\xef\xbb\xbf{"a": "\xc3\xa9"}')).json() == {"a": "é"}
-
-
-async def test_a_form_is_refused_where_json_is_wanted():
-    assert (await answer(b"--a--\r\n", Silent, "multipart/form-data; boundary=a")).status_code == 415
-
-
-@pytest.mark.parametrize("charset", ["utf-7", "unicode_escape"])
-async def test_forms_are_in_utf_8(charset):
-    """Half of a character may be spelled in others."""
-    content_type = f"multipart/form-data; boundary=a; charset={charset}"
-    assert (await answer(b"--a--\r\n", Silent, content_type)).status_code == 415
+@pytest.mark.parametrize("charset", ["", "; charset=utf-7", "; charset=unicode_escape"])
+async def test_a_form_is_refused_where_json_is_wanted_in_any_charset(charset):
+    """Half of a character may be spelled in others than UTF-8."""
+    assert (await answer(b"--a--\r\n", Silent, f"multipart/form-data; boundary=a{charset}")).status_code == 415
 
 
 async def test_without_middleware_an_endpoint_parses():

@@ -22,9 +22,6 @@ async def test_parts_come_again_as_they_came_then_later_messages() -> None:
     assert await read_parts(receive) == [b"a", b"", b"b"]
     assert await receive() == {"type": "http.disconnect"}
     assert await read_parts(receive) is None
-
-
-async def test_long_parts_are_cut() -> None:
     assert await read_parts(replay(cut([b"abcde", b"", b"f"], 2), left)) == [b"ab", b"cd", b"e", b"", b"f"]
 
 
@@ -48,9 +45,8 @@ async def test_what_reads_a_large_body_gets_it_in_parts() -> None:
     async def send(_: Message) -> None:
         raise AssertionError("refused")
 
-    await ClientLimitsMiddleware(app, ByteSize(1 << 20))(
-        {"type": "http", "path": "/", "headers": []}, replay(parts, left), send
-    )
+    scope = {"type": "http", "path": "/", "headers": []}
+    await ClientLimitsMiddleware(app, ByteSize(1 << 20))(scope, replay(parts, left), send)
     assert seen == parts
 
 
@@ -63,14 +59,10 @@ def app(**settings: Any) -> FastAPI:
     return made
 
 
-async def test_head_has_the_headers_of_get_and_no_body() -> None:
+async def test_head_has_the_headers_of_get_and_no_body_and_a_slash_at_the_end_changes_nothing() -> None:
     async with client_of(app()) as client:
         head, get = await client.head("/v1/models"), await client.get("/v1/models")
-    assert (head.status_code, head.content, head.headers) == (200, b"", get.headers)
-
-
-async def test_a_slash_at_the_end_changes_nothing() -> None:
-    async with client_of(app()) as client:
+        assert (head.status_code, head.content, head.headers) == (200, b"", get.headers)
         assert (await client.get("/v1/models/")).json() == ["m"]
         assert (await client.post("/v1/chat/completions/")).json() == "answer"
         assert (await client.get("/")).json() == "page"

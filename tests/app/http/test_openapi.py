@@ -24,11 +24,7 @@ def page():
 
 
 def operations(page):
-    return [
-        (f"{method} {path}", operation)
-        for path, methods in page["paths"].items()
-        for method, operation in methods.items()
-    ]
+    return [(f"{method} {path}", each) for path, methods in page["paths"].items() for method, each in methods.items()]
 
 
 def test_every_endpoint_says_the_shape_of_its_answer_and_of_its_errors(page):

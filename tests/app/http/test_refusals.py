@@ -41,6 +41,9 @@ def test_other_shapes_become_the_same():
     assert client.get("/x").json()["error"]["reason"] == "bad_request"
     expected = {"message": "Not Found", "type": "Not Found", "param": None, "code": 404, "reason": "not_found"}
     assert client.get("/x/y").json() == {"error": expected}
+    parts = iter([b'{"error": ', b'{"message": "no"}}'])
+    response = passed(StreamingResponse(parts, 400, media_type="application/json"))
+    assert response.json()["error"] == {"message": "no", "reason": "bad_request"}
 
 
 def test_ours_stay_and_so_does_what_is_no_json_or_no_refusal():
@@ -50,12 +53,6 @@ def test_ours_stay_and_so_does_what_is_no_json_or_no_refusal():
     assert passed(PlainTextResponse("no", 404)).text == "no"
     assert passed(JSONResponse({"error": {}})).json() == {"error": {}}
     assert passed(Response(status_code=503)).headers["retry-after"] == str(RETRY_AFTER_S)
-
-
-def test_a_body_in_parts():
-    parts = iter([b'{"error": ', b'{"message": "no"}}'])
-    response = passed(StreamingResponse(parts, 400, media_type="application/json"))
-    assert response.json()["error"] == {"message": "no", "reason": "bad_request"}
 
 
 def test_every_reason_is_documented():

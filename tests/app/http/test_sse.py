@@ -69,17 +69,12 @@ def test_completions_get_the_report_in_the_event_that_ends_the_first_choice(more
 @pytest.mark.parametrize(
     "event",
     [
-        chunk("data: [DONE]"),
-        chunk("message_stop"),
-        chunk('{"finish_reason": "stop"}'),
-        chunk("a", finish_reason="stop"),
-        finish(reason=""),
+        *(chunk("data: [DONE]"), chunk("message_stop"), chunk('{"finish_reason": "stop"}')),
+        *(chunk("a", finish_reason="stop"), finish(reason="")),
         'data: {"choices": [{"finish_reason": null}, 7, null]}\n\n',
         'data: {"choices": {"finish_reason": "stop"}}\n\n',
         'data: [{"finish_reason": "stop"}]\n\n',
-        DONE,
-        ": ping\n\n",
-        named("message_stop_soon"),
+        *(DONE, ": ping\n\n", named("message_stop_soon")),
         named("content_block_delta", delta={"type": "text_delta", "text": "message_stop"}),
     ],
 )
@@ -125,15 +120,12 @@ def with_report(events: list[tuple[bytes, bytes]], field: str, report: dict) -> 
 
 line_ends = st.sampled_from([b"\n", b"\r\n", b"\r"])
 names = st.sampled_from([b"message_stop", b"response.completed", b"message_stop_soon", b"ping", b""])
+texts = st.fixed_dictionaries({"id": st.text(), "text": st.text(alphabet="aé東😀")})
 payloads = st.one_of(
-    st.just(b"[DONE]"),
-    st.just(b'{"choices": [{"finish_reason": "stop"}]}'),
+    st.sampled_from([b"[DONE]", b'{"choices": [{"finish_reason": "stop"}]}', b"[" * 100_000]),
     json_values.map(lambda value: json.dumps(value, ensure_ascii=True).encode()),
-    st.fixed_dictionaries({"id": st.text(), "text": st.text(alphabet="aé東😀")}).map(
-        lambda value: json.dumps(value, ensure_ascii=False).encode()
-    ),
+    texts.map(lambda value: json.dumps(value, ensure_ascii=False).encode()),
     st.binary(max_size=30),
-    st.just(b"[" * 100_000),
 )
 
 

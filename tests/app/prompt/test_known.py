@@ -25,31 +25,11 @@ def texts(passages, text, namespace="mine"):
     return [text[start:end] for start, end in passages.find(namespace, text)]
 
 
-def test_passages_are_found_wherever_they_stand():
-    passages = known(ONE, f"\n{TWO}\n\n")
-    for text, found in [
-        (ONE, [ONE]),
-        (f"x{TWO}y{ONE}{ONE}\n{TWO}", [TWO, ONE, ONE, TWO]),
-        (f"été {ONE[:-1]} {TWO}", [TWO]),
-        (ONE[1:], []),
-        ("", []),
-    ]:
-        assert texts(passages, text) == found
-
-
 def test_nothing_of_another_namespace_is_found():
     passages = known(ONE)
     passages.add("mine\0salt", TWO)
     for namespace in ("mine", "mine\0salt", "other", "min", ""):
         assert texts(passages, f"{ONE} {TWO}", namespace) == {"mine": [ONE], "mine\0salt": [TWO]}.get(namespace, [])
-
-
-def test_the_passages_longest_unused_are_forgotten():
-    numbered = [f"{number} {ONE}" for number in range(40)]
-    passages = known(*numbered[:20], most_bytes=20 * (512 + len(numbered[-1])))
-    assert texts(passages, numbered[0]) == [numbered[0]]  # used
-    passages.add_all("mine", numbered[20:39])
-    assert [texts(passages, each) == [each] for each in numbered] == [True, *[False] * 19, *[True] * 19, False]
 
 
 def test_whoever_has_most_forgets_first():

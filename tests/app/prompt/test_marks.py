@@ -24,24 +24,12 @@ def issued(marks: Marks, *texts: str):
     return mine, marks.issue(mine, [Document(text) for text in texts])
 
 
-def test_a_marked_prompt_splits_into_its_segments():
-    marks, mine = Marks(), ticket("a", "b")
-    with marks.issue(mine, [Document("one"), Document("two", title="T")]) as marked:
-        split = marks.split(f"<s>system\n{marked}why?</s>")
-    assert split.ticket is mine
-    assert (split.system, split.chunks, split.question) == ("<s>system\n", ("one\n\n", "T\ntwo\n\n"), "why?</s>")
-
-
-def test_each_request_has_its_own_nonce():
+def test_marks_have_a_nonce_and_are_known_while_their_request_is_rendered_only():
     marks, nonces = Marks(), []
     for _ in range(3):
         with issued(marks, "same")[1] as marked:
             nonces += NONCE.findall(marked)
     assert [nonces.count(nonce) for nonce in nonces] == [2] * 6  # the chunk's and the question's
-
-
-def test_marks_are_known_while_their_request_is_rendered_only():
-    marks = Marks()
     with issued(marks, "one")[1] as marked:
         assert marks.are_in(f"text {marked} text")
         assert not marks.are_in("text")
@@ -101,8 +89,10 @@ texts = st.lists(st.one_of(st.text(max_size=8), pieces), min_size=1, max_size=6)
 def test_any_text_survives_the_round_trip(contents, system, question):
     marks = Marks()
     documents = [Document(content) for content in contents]
-    with marks.issue(ticket(*[None] * len(contents)), documents) as marked:
+    mine = ticket(*[None] * len(contents))
+    with marks.issue(mine, documents) as marked:
         split = marks.split(system + marked + question)
+    assert split.ticket is mine
     assert (split.system, split.question) == (system, question)
     assert list(split.chunks) == [document.render() for document in documents]
     assert split.text == system + "".join(split.chunks) + question

@@ -23,17 +23,11 @@ PROMPT = ChunkedPrompt((1,) * 5, CHUNKS, (1,) * 3)
 
 
 def limits(total=100, output=None, truncate=None):
-    return SimpleNamespace(
-        max_total_tokens=total, max_output_tokens=output, truncate_prompt_tokens=truncate, add_special_tokens=False
-    )
+    given = {"max_total_tokens": total, "max_output_tokens": output, "truncate_prompt_tokens": truncate}
+    return SimpleNamespace(**given, add_special_tokens=False)
 
 
 SEGMENTS = "system: 5, chunk 0: 7, chunk 1: 11, question: 3"
-
-
-@pytest.mark.parametrize("tok_params", [limits(27), limits(27, 1), limits(None, 5), limits(36, 10)])
-def test_a_prompt_that_leaves_room_for_the_answer_passes(tok_params):
-    _check_length(PROMPT, 26, tok_params)
 
 
 @pytest.mark.parametrize(
@@ -44,12 +38,13 @@ def test_a_prompt_that_leaves_room_for_the_answer_passes(tok_params):
         (PROMPT, limits(35, 10), "max_tokens", rf"max_tokens=10 does not fit: .* 26 tokens \({SEGMENTS}\)"),
         (PROMPT, limits(truncate=-1), "truncate_prompt_tokens", "can't be truncated"),
     ],
-    ids=["too long", "too long without chunks", "answer too long", "truncated"],
 )
 def test_other_prompts_are_refused_with_the_tokens_of_each_segment(prompt, tok_params, parameter, message):
     with pytest.raises(VLLMValidationError, match=message) as raised:
         _check_length(prompt, 26, tok_params)
     assert raised.value.parameter == parameter
+    for enough in (limits(27), limits(27, 1), limits(None, 5), limits(36, 10)):
+        _check_length(PROMPT, 26, enough)
 
 
 class FakeRenderer:
@@ -73,8 +68,7 @@ class FakeRenderer:
     async def render_chat_async(self, *args, **kwargs):
         return "passed", args, kwargs
 
-    async def render_cmpl_async(self, *args, **kwargs):
-        return "passed", args, kwargs
+    render_cmpl_async = render_chat_async
 
 
 DOCUMENTS = [Document("one </s>", "d1"), Document("two")]
@@ -276,17 +270,10 @@ async def test_everything_else_is_vllms_renderers(marks):
     assert renderer.tokenizer is vllms.tokenizer
     harmony = SimpleNamespace(content="x")
     chat = [[{"role": "user", "content": f"[tessera-{'0' * 32}-question]"}, {"role": "tool", "content": None}, harmony]]
-    assert await renderer.render_chat_async(chat, "p", "t", prompt_extras={"a": 1}, other=2) == (
-        "passed",
-        (chat, "p", "t"),
-        {"prompt_extras": {"a": 1}, "other": 2},
-    )
+    options = {"prompt_extras": {"a": 1}, "other": 2}
+    assert await renderer.render_chat_async(chat, "p", "t", **options) == ("passed", (chat, "p", "t"), options)
     prompts = [{"prompt": "why?"}, {"prompt_token_ids": [1]}, "why?"]
-    assert await renderer.render_cmpl_async(prompts, "t", prompt_extras=None, other=2) == (
-        "passed",
-        (prompts, "t"),
-        {"prompt_extras": None, "other": 2},
-    )
+    assert await renderer.render_cmpl_async(prompts, "t", **options) == ("passed", (prompts, "t"), options)
 
 
 async def test_a_marked_completion_is_tokenized_segment_by_segment(marks):

@@ -108,14 +108,11 @@ def test_the_models_own_tokenizer_stays_as_it_was():
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
-def test_documents_are_never_cut_or_padded():
+def test_documents_are_never_cut_or_padded_and_need_no_control_tokens():
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.enable_truncation(3)
     tokenizer.backend_tokenizer.enable_padding(length=10)
     assert len(SegmentTokenizer(tokenizer).encode_document("abcdef")) == 6
-
-
-def test_a_tokenizer_without_control_tokens_works():
     tokenizer = make_tokenizer(added=())
     assert tokenizer.decode(SegmentTokenizer(tokenizer).encode_document(INJECTION)) == INJECTION
 

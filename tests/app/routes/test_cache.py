@@ -42,6 +42,9 @@ async def test_a_running_cache_shows_its_state_and_checks_its_books():
     }
     assert shown["tiers"] == {"pool": {"bytes_total": 8000, "bytes_used": 3000, "bytes_pinned": 2000}}
     assert shown["counters"] == manager.metrics.snapshot()
+    counted = {"lookups", "requests", "full_reasons", "tokens", "fills", "handovers", "fetches", "fetched_bytes"}
+    assert shown["counters"].keys() == counted | {"tiers", "loaded_bytes", "removals", "refused_loads"}
+    assert {name: each for name, each in shown["counters"].items() if each} == {"lookups": {"filled": 1}}
     assert cache.checks == [1]
     assert await stats(cache, "?check=false") == shown
     assert cache.checks == [1]  # who asks all the time may do without the check

@@ -109,6 +109,7 @@ async def test_namespaces_do_not_see_each_others_files(client):
     await put(client, {"a.txt": "A"})
     for call in (client.get, client.delete):
         assert (await call(f"{PATH}/birds", params={"namespace": "other"})).status_code == 404
+    assert (await client.get(PATH, params={"namespace": "other"})).json()["data"] == []
     assert await files_of(client) == ["a.txt"]
 
 

@@ -61,18 +61,9 @@ def test_chunks_are_strings_or_objects():
     request = rag(chunks=["one", {"id": "d2", "text": "two", "title": "T", "metadata": {"page": 5}}])
     assert documents_of(request.chunks, None, "default") == [Document("one"), Document("two", "d2", "T")]
     assert documents_of(rag(chunks=[]).chunks, None, "default") == []
-
-
-@pytest.mark.parametrize(
-    ("chunk", "parameter", "message"),
-    [
-        (RagChunk(text=" \n"), "chunks.1.text", "a document's text is empty"),
-        (RagChunk(title="T"), "chunks.1.text", "a chunk needs a text"),
-    ],
-)
-def test_a_bad_chunk_is_named(chunk, parameter, message):
-    with bad_request(parameter, message):
-        documents_of(["one", chunk], None, "default")
+    for bad, message in ((RagChunk(text=" \n"), "document's text is empty"), (RagChunk(title="T"), "needs a text")):
+        with bad_request("chunks.1.text", message):
+            documents_of(["one", bad], None, "default")
 
 
 @pytest.fixture
@@ -84,10 +75,6 @@ def ids() -> ChunkIds:
     return made
 
 
-def test_a_registered_chunk_needs_no_text(ids):
-    assert documents_of([RagChunk(id="d1")], ids, "default") == [Document("one", "d1", "T")]
-
-
 @pytest.mark.parametrize(
     ("id", "namespace", "error", "message"),
     [
@@ -96,7 +83,10 @@ def test_a_registered_chunk_needs_no_text(ids):
         ("d2", "default", GoneIdError, r"chunk id 'd2' is no longer cached \(expired\): send"),
     ],
 )
-def test_an_id_that_stands_for_nothing_is_named(ids, id, namespace, error, message):
+def test_a_registered_chunk_needs_no_text_and_an_id_that_stands_for_nothing_is_named(
+    ids, id, namespace, error, message
+):
+    assert documents_of([RagChunk(id="d1")], ids, "default") == [Document("one", "d1", "T")]
     with pytest.raises(error, match=f"chunks.0.id: {message}"):
         documents_of([RagChunk(id=id)], ids, namespace)
 
@@ -105,6 +95,7 @@ TEXT = {"type": "text", "text": "why?"}
 MARKED = {"type": "text", "text": "<marked>why?"}
 SYSTEM = {"role": "system", "content": "s"}
 ASSISTANT = {"role": "assistant", "content": "a"}
+LATER = [ASSISTANT, user("and?")]
 
 
 @pytest.mark.parametrize(
@@ -114,13 +105,9 @@ ASSISTANT = {"role": "assistant", "content": "a"}
         (rag(system="s"), [SYSTEM, user("<marked>why?")]),
         (conversation(user("why?"), system="s"), [SYSTEM, user("<marked>why?")]),
         (conversation(SYSTEM, user("why?")), [SYSTEM, user("<marked>why?")]),
-        (
-            conversation(ASSISTANT, user("why?"), ASSISTANT, user("and?")),
-            [ASSISTANT, user("<marked>why?"), ASSISTANT, user("and?")],
-        ),
+        (conversation(ASSISTANT, user("why?"), *LATER), [ASSISTANT, user("<marked>why?"), *LATER]),
         (conversation(user([IMAGE, TEXT, TEXT])), [user([IMAGE, MARKED, TEXT])]),
     ],
-    ids=["question", "system", "system and messages", "system message", "first user message", "first text part"],
 )
 def test_the_marked_chunks_go_before_the_first_user_text(chat, messages):
     before = chat.model_copy(deep=True)
@@ -128,19 +115,16 @@ def test_the_marked_chunks_go_before_the_first_user_text(chat, messages):
     assert chat == before
 
 
+NO_TEXTS = (None, 5, [], [IMAGE], ["x", 5, ["type", "text"]])
+SYSTEMS = (SYSTEM, {**SYSTEM, "role": "developer"})
+
+
 @pytest.mark.parametrize(
     ("chat", "message"),
     [
-        *(
-            (conversation(*messages), "messages have no user message")
-            for messages in ([], [SYSTEM], [{"content": "?"}])
-        ),
-        *(
-            (conversation(user(content), user("why?")), "the first user message has no text")
-            for content in (None, 5, [], [IMAGE], ["x", 5, ["type", "text"]])
-        ),
-        (conversation(SYSTEM, user("why?"), system="t"), "the system prompt is given twice"),
-        (conversation({**SYSTEM, "role": "developer"}, user("why?"), system="t"), "the system prompt is given twice"),
+        *((conversation(*turns), "messages have no user message") for turns in ([], [SYSTEM], [{"content": "?"}])),
+        *((conversation(user(each), user("why?")), "the first user message has no text") for each in NO_TEXTS),
+        *((conversation(each, user("?"), system="t"), "the system prompt is given twice") for each in SYSTEMS),
     ],
 )
 def test_messages_need_a_users_text_and_one_system_prompt(chat, message):

@@ -8,7 +8,6 @@ from app.documents.rag_request import RagChunk
 from app.routes.split import router
 from app.settings import Settings
 from engine_ext.wire.vllm_compat import GracefulHTTPError
-from tests.app.pdfs import make_pdf
 from tests.support.context import client_with, make_context
 from tests.support.words import TOKENIZER
 
@@ -42,13 +41,6 @@ async def test_markdown_is_split_at_headings_into_chunks_as_other_endpoints_take
     assert chunks[0]["metadata"] == {"page": None, "start": 6, "end": 19}
     for chunk in chunks:
         RagChunk(**{name: value for name, value in chunk.items() if name != "tokens"})
-
-
-async def test_a_pdf():
-    pages = [["The access code of Falcon is 7342."], ["Falcon is in Riga.", "It rains."]]
-    (chunk,) = await chunks_of(make_pdf(*pages), "report.pdf")
-    assert chunk["text"] == "The access code of Falcon is 7342.\n\nFalcon is in Riga.\nIt rains."
-    assert chunk["metadata"]["page"] == 1
 
 
 async def test_chunks_are_as_long_as_asked_and_never_longer_than_the_server_takes():

@@ -25,9 +25,7 @@ from app.routes.cache import SleepRequest
 def test_other_types_are_refused(model, fields):
     with pytest.raises(ValidationError):
         model(**fields)
-
-
-def test_whole_numbers_are_numbers():
+    # Whole numbers are numbers.
     assert IngestRequest(chunks=[], ttl_s=5).ttl_s == 5
     assert SleepRequest(idle_s=0).idle_s == 0
     assert CacheField(recompute=1, sparse={"budget_share": 1, "mass": 1}).recompute == 1

@@ -67,30 +67,24 @@ async def wait_for_disconnect(scope, receive, send):
         pass
 
 
-async def begin_and_wait(scope, receive, send):
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"begun", "more_body": True})
-    await wait_for_disconnect(scope, receive, send)
-
-
-async def begin_and_break(scope, receive, send):
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
-    await send({"type": "http.response.body", "body": b"begun", "more_body": True})
-    raise ConnectionResetError
-
-
-async def send_head_and_wait(scope, receive, send):
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
-    await wait_for_disconnect(scope, receive, send)
-
-
-async def send_head_and_break(scope, receive, send):
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
-    raise ConnectionResetError
-
-
 async def break_off(scope, receive, send):
     raise ConnectionResetError
+
+
+def begun(then, *parts):
+    """Sends a head that promises more, and these parts."""
+
+    async def answer(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000")]})
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await then(scope, receive, send)
+
+    return answer
+
+
+begin_and_wait, begin_and_break = begun(wait_for_disconnect, b"begun"), begun(break_off, b"begun")
+send_head_and_wait, send_head_and_break = begun(wait_for_disconnect), begun(break_off)
 
 
 class Cluster:

@@ -6,7 +6,7 @@ import gzip
 import json
 import random
 import signal
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import httpx
@@ -60,6 +60,25 @@ async def ask(cluster, **fields):
 async def ask_for_new(cluster):
     """Ask for a document that no replica has."""
     return await ask(cluster, chunks=[str(random.random())])
+
+
+def all_answer(stand_ins, answer):
+    for stand_in in stand_ins:
+        stand_in.answer = answer
+
+
+@asynccontextmanager
+async def speaking(cluster, name, answer):
+    """A replica with a model of the same name, whose answers are written by hand."""
+
+    async def is_known():
+        return name in await cluster.names()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await cluster.registry.beat(Replica("e" * 12, name, url, (name,), "f"))
+        await eventually(is_known)
+        yield
 
 
 async def claim(cluster, number, body=ASKED):
@@ -124,12 +143,14 @@ async def test_strict_clients_get_plain_answers(cluster, method):
 
 async def test_a_request_arrives_as_it_was_sent(cluster):
     body = random.Random(0).randbytes(100_000)
-    own = {"x-mine": "1", "authorization": "Bearer k"}
+    own, via = {"x-mine": "1", "authorization": "Bearer k"}, "10.9.8.7, 127.0.0.1"
     hop = {"connection": "x-hop", "x-hop": "1", "x-tessera-replica": "a"}
-    await cluster.client.put("/some/p%20ath?q=%20a&b", content=body, headers=own | hop)
+    await cluster.client.put("/some/p%20ath?q=%20a&b", content=body, headers={**own, **hop, "x-forwarded-for": via})
     ((scope, arrived),) = cluster.asked
     assert arrived == body
     assert (scope["method"], scope["raw_path"], scope["query_string"]) == ("PUT", b"/some/p%20ath", b"q=%20a&b")
+    told = [value.decode() for name, value in scope["headers"] if name == b"x-forwarded-for"]
+    assert (told[0], len(told)) == (via, 2)  # the last one is the router's own client
     given = {name.decode(): value.decode() for name, value in scope["headers"]}
     assert given.items() >= own.items()
     assert not given.keys() & {"x-hop", "x-tessera-replica"}
@@ -147,20 +168,11 @@ async def test_white_space_behind_a_header_is_no_fault_of_the_replicas(cluster, 
     assert await cluster.names() == ["a", "b"]
 
 
-async def test_the_client_that_a_replica_is_told_last_is_the_routers_own(cluster):
-    await cluster.client.get("/v1/models", headers={"x-forwarded-for": "10.9.8.7, 127.0.0.1"})
-    ((scope, _),) = cluster.asked
-    told = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
-    assert told[0] == b"10.9.8.7, 127.0.0.1"
-    assert len(told) == 2
-
-
 async def test_an_answer_passes_byte_for_byte(cluster, stand_ins):
     randomly = random.Random(0)
     pieces = [randomly.randbytes(randomly.choice([1, 10, 1000, 70_000])) for _ in range(50)]
     headers = {"content-type": "text/event-stream", "content-encoding": "gzip", "x-own": "1"}
-    for stand_in in stand_ins:
-        stand_in.answer = StreamingResponse(iter(pieces), headers=headers)
+    all_answer(stand_ins, StreamingResponse(iter(pieces), headers=headers))
     async with cluster.client.stream("POST", PATH, json=ASKED) as answer:
         arrived = b"".join([piece async for piece in answer.aiter_raw()])
     assert arrived == b"".join(pieces)
@@ -175,8 +187,7 @@ async def test_a_client_that_leaves_is_gone_for_the_replica_too(cluster, stand_i
     async def nothing_is_left():
         return await load() == 0
 
-    for stand_in in stand_ins:
-        stand_in.answer = answer
+    all_answer(stand_ins, answer)
     asking = asyncio.create_task(ask(cluster))
     await eventually(lambda: cluster.asked)
     assert await load() == 1
@@ -215,8 +226,7 @@ async def test_of_an_answer_that_a_client_does_not_read_the_router_takes_no_more
     cluster, stand_ins, leaves
 ):
     flood = Flood()
-    for stand_in in stand_ins:
-        stand_in.answer = flood
+    all_answer(stand_ins, flood)
     async with cluster.client.stream("POST", PATH, json=ASKED) as answer:
         await eventually(flood.stands_still, 60)
         assert flood.num_taken < PARTS / 4
@@ -228,8 +238,7 @@ async def test_of_an_answer_that_a_client_does_not_read_the_router_takes_no_more
 
 
 async def test_cookies_of_a_replica_are_the_clients(cluster, stand_ins):
-    for stand_in in stand_ins:
-        stand_in.answer = Response(headers={"set-cookie": "session=a client's"})
+    all_answer(stand_ins, Response(headers={"set-cookie": "session=a client's"}))
     assert (await ask(cluster)).headers["set-cookie"] == "session=a client's"
     async with http_client() as client:
         await client.get(f"{cluster.replicas[0].url}/v1/models")
@@ -246,17 +255,12 @@ async def test_a_busy_replica_sends_its_requests_on(cluster, stand_ins):
     assert await cluster.metric("tessera_router_retries_total", reason="busy") == 2
 
 
-async def test_other_errors_are_the_clients(cluster, stand_ins):
-    for stand_in in stand_ins:
-        stand_in.answer = Response(b"broken", 500)
+async def test_other_errors_are_the_clients_and_a_stream_that_breaks_does_not_look_whole(cluster, stand_ins):
+    all_answer(stand_ins, Response(b"broken", 500))
     answer = await ask(cluster)
     assert (answer.status_code, answer.content) == (500, b"broken")
     assert len(cluster.asked) == 1
-
-
-async def test_a_stream_that_breaks_does_not_look_whole(cluster, stand_ins):
-    for stand_in in stand_ins:
-        stand_in.answer = begin_and_break
+    all_answer(stand_ins, begin_and_break)
     with pytest.raises(httpx.RemoteProtocolError):
         await ask(cluster)
 
@@ -385,13 +389,7 @@ async def test_an_answer_that_cannot_be_sent_on_is_as_none(cluster, head):
         writer.write(b"HTTP/1.1 " + head + b"content-length: 0\r\n\r\n")
         writer.close()
 
-    async def is_known():
-        return "odd" in await cluster.names()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        await cluster.registry.beat(Replica("d" * 12, "odd", url, ("odd",), "f"))
-        await eventually(is_known)
+    async with speaking(cluster, "odd", answer):
         refused = await ask(cluster, model="odd")
         assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "no_replica")
 
@@ -419,13 +417,7 @@ async def test_a_head_that_does_not_end_is_as_none_and_others_are_answered_meanw
                 await writer.drain()
         closed += 1
 
-    async def is_known():
-        return "endless" in await cluster.names()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        await cluster.registry.beat(Replica("e" * 12, "endless", url, ("endless",), "f"))
-        await eventually(is_known)
+    async with speaking(cluster, "endless", answer):
         refused, *others = await asyncio.gather(ask(cluster, model="endless"), *(ask(cluster) for _ in range(10)))
         assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "no_replica")
         assert [other.status_code for other in others] == [200] * 10
@@ -439,13 +431,7 @@ async def test_an_interim_answer_comes_before_another_and_no_connection_is_upgra
         writer.write(b"HTTP/1.1 " + head + b"content-length: 300000\r\n\r\n" + bytes(300_000))
         writer.close()
 
-    async def is_known():
-        return "interim" in await cluster.names()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        await cluster.registry.beat(Replica("e" * 12, "interim", url, ("interim",), "f"))
-        await eventually(is_known)
+    async with speaking(cluster, "interim", answer):
         answered = await ask(cluster, model="interim")
         is_interim = head.startswith(b"100")
         assert (answered.status_code, len(answered.content) == 300_000) == ((200, True) if is_interim else (503, False))
@@ -460,8 +446,7 @@ async def test_a_client_may_name_the_replica(cluster):
 
 
 async def test_clearing_clears_everywhere(cluster, stand_ins):
-    for stand_in in stand_ins:
-        stand_in.answer = JSONResponse({"cleared": 3})
+    all_answer(stand_ins, JSONResponse({"cleared": 3}))
     answer = (await cluster.client.post("/v1/cache/clear", json={"namespace": "n"})).json()
     assert answer["cleared"] == 6
     assert answer["replicas"]["a"] == {"status": 200, "answer": {"cleared": 3}}
