@@ -14,7 +14,7 @@ import pytest
 from tests.cores import all_cores
 from tests.engine.server import TesseraServer
 from tests.support.completions import complete
-from tests.support.exactness import QWEN3, STRATEGIES, ask, assert_exact, assert_scored, segments, statuses
+from tests.support.exactness import QWEN3, STRATEGIES, ask, assert_exact, segments, statuses
 from tests.support.in_place import DRAFTS, LOADED, most
 
 Text = Callable[[int], str]
@@ -165,15 +165,6 @@ def test_other_engines(flags: tuple[str, ...], serve: Any, oracle: Any, text: Te
     with ThreadPoolExecutor(4) as threads:
         for strategy, answer in threads.map(send, range(12)):
             assert_attended(answer, oracle("tiny-llama"), strategy)
-
-
-@pytest.mark.serve_with(*ATTEND, "--dtype", "bfloat16")
-@pytest.mark.matrix
-def test_bfloat16(server: TesseraServer, oracle: Any, text: Text) -> None:
-    for strategy in STRATEGIES:
-        response = ask(server, strategy, [text(50), text(130)], text(12))
-        assert response["cache"]["placement"] == "attend"
-        assert_scored(response, oracle("tiny-llama"), strategy, tolerance=5e-2)
 
 
 @pytest.mark.matrix

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collections on a real server: files in, passages out, KV reused, across restarts."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +16,28 @@ from machine.server_process import ROOT, ServerProcess
 from tests.app.pdfs import make_pdf
 from tests.engine.server import TesseraServer
 from tests.oracle import Oracle
-from tests.support.collected import FALCON, OWLS, ask, put
 from tests.support.exactness import assert_exact
 from tests.support.tier_servers import FILES, STORING, archived, folder_of
 
 pytestmark = pytest.mark.serve_with(*STORING)
+
+FALCON = "# Falcon\n\nThe access code of Falcon is 7342.\n\n# Heron\n\nHeron lives near the lake, in the reeds.\n"
+OWLS = "Owls hunt at night.\n\nThe barn owl has a white face.\n"
+
+
+def put(server: TesseraServer, collection: str, files: dict[str, str | bytes], **fields: str) -> tuple[list[Any], Any]:
+    """The lines of an ingestion, and its summary."""
+    given = [("files", (name, content)) for name, content in files.items()]
+    answer = server.client.post(f"/v1/rag/collections/{collection}", files=given, data=fields)
+    assert answer.status_code == 200, answer.text
+    *lines, last = map(json.loads, answer.text.splitlines())
+    return lines, last["summary"]
+
+
+def ask(server: TesseraServer, collection: str, question: str, top_k: int = 2) -> dict[str, Any]:
+    asked = {"retrieve": {"collection": collection, "top_k": top_k}, "question": question, "cache": {"explain": True}}
+    asked |= {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": True, "return_token_ids": True}
+    return server.chat(**asked)
 
 
 def test_files_become_passages_that_questions_find(server: TesseraServer, oracle: Callable[[str], Oracle]) -> None:

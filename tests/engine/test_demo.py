@@ -8,9 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ from tests.processes import started
 from tests.support.profiles import make_profile
 
 MAX_TOKENS = 26
-EACH = [5, 25]
+EACH = 25
 """Questions of each kind; there are four."""
 
 Results = dict[tuple[str, str], dict[str, Any]]
@@ -51,20 +49,15 @@ def server(pool: ServerPool, tmp_path_factory: pytest.TempPathFactory) -> Tesser
 
 
 @pytest.fixture(scope="module")
-def results(server: TesseraServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results]:
-    """Results of `tessera eval --demo` for that many questions of each kind, in each mode."""
-
-    @cache
-    def evaluated(each: int) -> Results:
-        folder = tmp_path_factory.mktemp("eval")
-        options = ["--limit", str(each), "--max-tokens", str(MAX_TOKENS), "--output", str(folder)]
-        assert evaluate(["--demo", "--server", server.url, *options]) == 0
-        lines = (folder / "results.jsonl").read_text().splitlines()
-        found = {(record["question"], record["mode"]): record for record in map(json.loads, lines)}
-        assert len(found) == len(lines) == 4 * each * len(STRATEGIES)
-        return found
-
-    return evaluated
+def results(server: TesseraServer, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Of `tessera eval --demo`, in each mode."""
+    folder = tmp_path_factory.mktemp("eval")
+    options = ["--limit", str(EACH), "--max-tokens", str(MAX_TOKENS), "--output", str(folder)]
+    assert evaluate(["--demo", "--server", server.url, *options]) == 0
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    found = {(record["question"], record["mode"]): record for record in map(json.loads, lines)}
+    assert len(found) == len(lines) == 4 * EACH * len(STRATEGIES)
+    return found
 
 
 class Reference:
@@ -88,22 +81,20 @@ class Reference:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("strategy", ["full", "shared", "offset"])
-@pytest.mark.parametrize("each", EACH)
-def test_answers_are_those_of_plain_transformers(strategy: str, each: int, results: Callable[[int], Results]) -> None:
+def test_answers_are_those_of_plain_transformers(strategy: str, results: Results) -> None:
     reference = Reference()
-    for question in demo_questions(each, numbers=CHUNKS):
-        result = results(each)[question.id, strategy]
+    for question in demo_questions(EACH, numbers=CHUNKS):
+        result = results[question.id, strategy]
         assert result["cache"]["mode"] == ("full" if strategy == "full" else "chunked")
         assert result["text"] == reference.answer(question, strategy)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("each", EACH)
-def test_the_model_answers_and_admits_not_to_know(each: int, results: Callable[[int], Results]) -> None:
+def test_the_model_answers_and_admits_not_to_know(results: Results) -> None:
     right = [
         bool(result["answers"]) == ("I don't know" not in result["text"])
         and all(value in result["text"] for value in result["answers"][:1])
-        for result in results(each).values()
+        for result in results.values()
     ]
     assert sum(right) / len(right) >= 0.95
 

@@ -55,16 +55,9 @@ async def started(
 
 
 def arguments(name: str, folder: Path, **more: Any) -> AsyncEngineArgs:
-    return AsyncEngineArgs(
-        model=str(folder),
-        dtype="float32",
-        max_model_len=MAX_POSITIONS,
-        enforce_eager=True,
-        distributed_executor_backend="uni",
-        kv_cache_memory_bytes=64 << 20,
-        **FAMILIES[name].flags,
-        **more,
-    )
+    given: Any = {"dtype": "float32", "max_model_len": MAX_POSITIONS, "enforce_eager": True}
+    given |= {"distributed_executor_backend": "uni", "kv_cache_memory_bytes": 64 << 20}
+    return AsyncEngineArgs(model=str(folder), **given, **FAMILIES[name].flags, **more)
 
 
 @contextmanager

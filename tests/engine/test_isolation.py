@@ -73,12 +73,7 @@ def test_the_prefix_cache_never_crosses_layouts(server: TesseraServer, oracle: A
     offset = ask(server, "offset", [a, b], question)
     elsewhere = ask(server, "shared", [a, b], question, cache={"namespace": "elsewhere"})
     num_question = len(segments(joined["cache"])[2])
-    for response, strategy in (
-        (joined, "shared"),
-        (merged, "shared"),
-        (offset, "offset"),
-        (elsewhere, "shared"),
-    ):
+    for response, strategy in ((joined, "shared"), (merged, "shared"), (offset, "offset"), (elsewhere, "shared")):
         assert_exact(response, oracle("tiny-llama"), strategy)
         # The whole question was computed. (A fill is plain causal attention, and may hit truly equal prefixes.)
         filled = sum(c["tokens"] for c in response["cache"]["chunks"] if c["status"] == "filled")
@@ -121,10 +116,6 @@ def test_clients_cannot_send_transfer_plans(server: TesseraServer) -> None:
     error = server.post("/v1/chat/completions", body, status=400)["error"]
     assert error["param"] == "kv_transfer_params"
     # vLLM's path for rejected requests of a prefill/decode split has no effect either.
-    rejected = {
-        **body,
-        "max_tokens": -5,
-        "kv_transfer_params": {"do_remote_prefill": True, "tessera": {"loads": 3}},
-    }
-    server.post("/v1/chat/completions", rejected, status=400)
+    rejected = {"do_remote_prefill": True, "tessera": {"loads": 3}}
+    server.post("/v1/chat/completions", {**body, "max_tokens": -5, "kv_transfer_params": rejected}, status=400)
     assert server.chat(chunks=["still here"], question="?", max_tokens=1)["cache"]["mode"] == "chunked"

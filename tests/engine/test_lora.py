@@ -73,10 +73,8 @@ def test_an_adapter_loaded_over_another_finds_nothing_of_it(
     check(adapters["a"], "filled", "hit")
     copied(adapters["b"], folder)
     changed = ask(server, "shared", chunks, question, system=system, model="changing")["cache"]
-    assert (changed["mode"], changed["reason"]) == (
-        "full",
-        "files of the adapter changing changed since it was loaded",
-    )
+    reason = "files of the adapter changing changed since it was loaded"
+    assert (changed["mode"], changed["reason"]) == ("full", reason)
     plan = server.post("/v1/rag/plan", {"system": system, "chunks": chunks, "question": "?", "model": "changing"})
     assert (plan["mode"], plan["reason"]) == (changed["mode"], changed["reason"])
     load(server, "changing", folder, load_inplace=True)

@@ -69,11 +69,8 @@ def test_every_metric_is_documented_and_every_documented_one_exists(server: Tess
 @pytest.mark.serve_with(*REFUSING)
 @pytest.mark.matrix
 def test_with_the_cache_off_only_its_state_is_shown(server: TesseraServer) -> None:
-    assert {name for name, _, _ in families(server)} == {
-        "tessera_cache_state",
-        "tessera_self_check_passed",
-        "tessera_event_loop_tasks",
-    }
+    shown = {"tessera_cache_state", "tessera_self_check_passed", "tessera_event_loop_tasks"}
+    assert {name for name, _, _ in families(server)} == shown
     assert value(server, "cache_state", state="switched_off") == 1
 
 

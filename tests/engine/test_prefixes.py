@@ -22,15 +22,8 @@ pytestmark = pytest.mark.matrix
 
 Text = Callable[[int], str]
 
-LITTLE = (
-    "--enforce-eager",
-    "--max-model-len",
-    "4096",
-    "--num-gpu-blocks-override",
-    "40",
-    "--chunk-cache-memory",
-    "16MiB",
-)
+LITTLE = ("--enforce-eager", "--max-model-len", "4096", "--num-gpu-blocks-override", "40")
+LITTLE += ("--chunk-cache-memory", "16MiB")
 """Memory for two conversations."""
 
 

@@ -71,18 +71,8 @@ class RayCluster:
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         small = {"ray_actor_options": {"num_cpus": 0.5}}
-        serve.run(
-            build(
-                {
-                    "model": str(model),
-                    "num_replicas": 2,
-                    "registry": self.redis.url,
-                    "flags": FLAGS,
-                    "engine": small,
-                    "ingress": small,
-                }
-            )
-        )
+        asked = {"model": str(model), "num_replicas": 2, "registry": self.redis.url, "flags": FLAGS}
+        serve.run(build({**asked, "engine": small, "ingress": small}))
         self.client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120))
         until(lambda: len(self.names()) == 2)
 

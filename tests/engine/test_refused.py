@@ -18,16 +18,9 @@ from tests.support.saved_models import alibi, saved
 
 
 def sliding_window(vocab_size: int) -> PreTrainedModel:
-    config = MistralConfig(
-        vocab_size=vocab_size,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        sliding_window=64,
-    )
-    return MistralForCausalLM(config)
+    two = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 2)
+    sizes = {"vocab_size": vocab_size, "hidden_size": 128, "intermediate_size": 256, "sliding_window": 64, **two}
+    return MistralForCausalLM(MistralConfig(**sizes))
 
 
 def mamba(vocab_size: int) -> PreTrainedModel:

@@ -27,19 +27,10 @@ Text = Callable[[int], str]
 
 
 def ask(server: TesseraServer, strategy: str, chunks: list[str], question: str, **fields: Any) -> dict[str, Any]:
-    return server.chat(
-        system=fields.pop("system", "You answer from documents."),
-        chunks=chunks,
-        question=question,
-        max_tokens=fields.pop("max_tokens", STEPS),
-        temperature=0,
-        ignore_eos=True,
-        logprobs=True,
-        top_logprobs=fields.pop("top_logprobs", 0),
-        return_token_ids=True,
-        cache={"position_strategy": strategy, "explain": True, **fields.pop("cache", {})},
-        **fields,
-    )
+    cache = {"position_strategy": strategy, "explain": True, **fields.pop("cache", {})}
+    body = {"system": "You answer from documents.", "chunks": chunks, "question": question, "max_tokens": STEPS}
+    body |= {"temperature": 0, "ignore_eos": True, "logprobs": True, "top_logprobs": 0, "return_token_ids": True}
+    return server.chat(**{**body, **fields}, cache=cache)
 
 
 def segments(report: dict[str, Any]) -> tuple[list[int], list[list[int]], list[int]]:

@@ -44,10 +44,8 @@ def assert_lost_pages_are_refused(server: TesseraServer, oracle: Oracle, text: T
     lost = server.client.post("/collective_rpc", json={"method": "chunk_cache_forget"})
     assert lost.status_code == 200, lost.text
     refused = ask(server, "shared", chunks, text(15), system=system)
-    assert (refused["cache"]["mode"], refused["cache"]["reason"]) == (
-        "full",
-        "a worker refused to load the cached chunks",
-    )
+    reason = "a worker refused to load the cached chunks"
+    assert (refused["cache"]["mode"], refused["cache"]["reason"]) == ("full", reason)
     assert_scored(refused, oracle)
     for status in ("filled", "hit"):
         response = ask(server, "shared", chunks, text(15), system=system)
