@@ -134,12 +134,6 @@ def test_deltas_of_another_length_are_refused(name: str) -> None:
         COPIERS[name](small(name).layers).load(torch.tensor([0]), torch.tensor([0]), EMPTY)
 
 
-def test_an_empty_span_moves_nothing(name: str) -> None:
-    copier = COPIERS[name](small(name).layers)
-    copier.save(EMPTY, EMPTY)
-    copier.load(EMPTY, EMPTY, EMPTY)
-
-
 def test_a_span_longer_than_a_tile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels.torch_copier._TILE_TOKENS", 10)
     monkeypatch.setattr("kernels.triton_copier._TILE_ELEMENTS", 4 * 64)

@@ -19,19 +19,12 @@ SYSTEM, CHUNK = Span(0, 5, 0, 1, (0, 1)), Span(5, 9, 0, 2, (2, 3, 4))
 
 def half_with(plan: TransferPlan, num_tokens: int, tables: list[BlockTable]) -> tuple[SchedulerHalf, Any]:
     half = SchedulerHalf("sha256", BLOCK, tables)
+    absent = dict.fromkeys(("lora_request", "cache_salt", "prompt_embeds"))
+    flags = {"num_preemptions": 0, "skip_reading_prefix_cache": False, "mm_features": [], **absent}
+    tokens = {"num_prompt_tokens": num_tokens, "num_tokens": num_tokens, "all_token_ids": list(range(num_tokens))}
+    params = plan.to_params()
     request: Any = SimpleNamespace(
-        request_id="r",
-        kv_transfer_params=plan.to_params(),
-        num_prompt_tokens=num_tokens,
-        num_tokens=num_tokens,
-        all_token_ids=list(range(num_tokens)),
-        block_hashes=[b"found"],
-        num_preemptions=0,
-        skip_reading_prefix_cache=False,
-        mm_features=[],
-        lora_request=None,
-        cache_salt=None,
-        prompt_embeds=None,
+        request_id="r", kv_transfer_params=params, block_hashes=[b"found"], **tokens, **flags
     )
     request.update_block_hashes = lambda: request.block_hashes.extend(request._block_hasher(request))
     half.add_request(request)

@@ -20,19 +20,7 @@ from kernels.layout import LayoutProbeError
 from kernels.paged import PoolMemory, UnsupportedKVError
 from tests.kernels.fake_npu import FakeMLAAttentionSpec, FakeNpuPlatform, get_memory_info
 
-
-class Theirs:
-    def hello(self) -> str:
-        return "hello"
-
-
 OURS = ChunkCacheOptions().worker_extension_class
-
-
-def test_a_worker_finds_both_as_one_class() -> None:
-    found = resolve_obj_by_qualname(beside(OURS, f"{__name__}.Theirs"))
-    assert found.__mro__[1:3] == (ChunkCacheWorkerExtension, Theirs)
-    assert resolve_obj_by_qualname(beside(OURS, "")) is ChunkCacheWorkerExtension
 
 
 @pytest.mark.parametrize(("path", "message"), [("no.Class", "No module named 'no'"), (f"{__name__}.No", "'No'")])
@@ -60,11 +48,6 @@ def prepared(outcome: Any, monkeypatch: pytest.MonkeyPatch, spec: Any = FULL, ha
     connector = SimpleNamespace(kv_cache_groups=[group], worker=half or WorkerHalf(1 << 20, 32, 32))
     monkeypatch.setattr(worker_extension, "chunk_connector", lambda: connector)
     return Extension().chunk_cache_prepare()
-
-
-def test_a_pool_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    description = {"num_pages": 4, "page_tokens": 32, "page_bytes": 64, "block_order": "NHD"}
-    assert prepared(PoolDescription(**description), monkeypatch) == description
 
 
 @pytest.mark.parametrize(

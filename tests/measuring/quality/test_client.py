@@ -57,16 +57,9 @@ async def test_what_is_sent(server, ask, mode, cache):
     chunks = (Document("One.", title="A"), Document("Two."))
     await ask(mode, make_question(system="Answer.", chunks=chunks))
     (body,) = server.bodies(RAG)
-    assert body == {
-        "model": "m",
-        "system": "Answer.",
-        "chunks": [{"text": "One.", "title": "A"}, {"text": "Two."}],
-        "question": "Where is Falcon?",
-        "cache": cache,
-        "stream": True,
-        "temperature": 0,
-        "max_tokens": 32,
-    }
+    documents = [{"text": "One.", "title": "A"}, {"text": "Two."}]
+    asked = {"system": "Answer.", "chunks": documents, "question": "Where is Falcon?", "cache": cache}
+    assert body == {"model": "m", **asked, "stream": True, "temperature": 0, "max_tokens": 32}
     RagChatRequest(**body)
 
 

@@ -37,7 +37,9 @@ def adapt(folder: Path, documents: Path, tmp_path: Path) -> Any:
     return run
 
 
-def test_a_run(adapt: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_goes_on_with_more_steps(
+    adapt: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert adapt("--positions", "all", "--rank", "2") == 0
     facts = json.loads((tmp_path / "out" / "adapted.json").read_text())
     assert (facts["step"], facts["rank"]) == (3, 2)
@@ -50,6 +52,11 @@ def test_a_run(adapt: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert [line["step"] for line in checks] == [0, 3]
     assert all(set(line["held_out"]) == {"offset", "shared", "parallel"} for line in checks)
     assert "tessera calibrate" in capsys.readouterr().err
+    assert adapt("--positions", "all", "--rank", "2", "--steps", "5") == 0
+    assert "resuming from step 3" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "adapted.json").read_text())["step"] == 5
+    lines = [json.loads(line) for line in (tmp_path / "work" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5]
 
 
 def test_an_interrupted_run_is_resumed(
@@ -69,15 +76,6 @@ def test_an_interrupted_run_is_resumed(
     assert "interrupted at step 1; the same command resumes" in told
     assert "resuming from step 1" in told
     assert json.loads((tmp_path / "out" / "adapted.json").read_text())["step"] == 3
-
-
-def test_a_finished_run_goes_on_with_more_steps(adapt: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert adapt() == 0
-    assert adapt("--steps", "5") == 0
-    assert "resuming from step 3" in capsys.readouterr().err
-    assert json.loads((tmp_path / "out" / "adapted.json").read_text())["step"] == 5
-    lines = [json.loads(line) for line in (tmp_path / "work" / "log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5]
 
 
 def test_another_run_in_the_same_place(adapt: Any, capsys: pytest.CaptureFixture[str]) -> None:

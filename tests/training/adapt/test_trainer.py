@@ -14,19 +14,8 @@ from training.adapt.model import load
 from training.adapt.student import Student
 from training.adapt.trainer import Plan, Trainer, read_checkpoint, ways_of
 
-PLAN = Plan(
-    model="m",
-    weights="w",
-    documents="d",
-    positions=("offset",),
-    steps=12,
-    seed=0,
-    passage_tokens=128,
-    chunks=(2, 3),
-    tasks=2,
-    questions=None,
-    rank=4,
-)
+OF: Any = {"model": "m", "weights": "w", "documents": "d", "positions": ("offset",), "seed": 0, "questions": None}
+PLAN = Plan(**OF, steps=12, passage_tokens=128, chunks=(2, 3), tasks=2, rank=4)
 
 
 def make_trainer(folder: Path, material: Material, plan: Plan = PLAN) -> Trainer:
