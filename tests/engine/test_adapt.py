@@ -51,9 +51,7 @@ def adapted(model_path: Callable[[str], Path], adapter: Path, pool: ServerPool) 
 
 
 @pytest.mark.parametrize("strategy", [None, "offset", "shared", "parallel"])
-def test_the_server_predicts_what_training_predicts(
-    adapted: TesseraServer, adapter: Path, model_path: Callable[[str], Path], strategy: Any
-) -> None:
+def test_the_server_predicts_what_training_predicts(adapted, adapter, model_path, strategy):
     """The first strategy that it was trained for is the default; the ready line names the adapter."""
     assert f"chunks computed with the adapter {adapter}" in adapted.log.read_text()
     asked: Any = {"system": SYSTEM, "chunks": [document.text for document in DOCUMENTS], "question": QUESTION}

@@ -135,9 +135,7 @@ def assert_chunks_are_as_close(server: TesseraServer, oracle: Oracle, text: Text
 
 @pytest.mark.parametrize("block_size", BLOCKS)
 @pytest.mark.parametrize("head_size", HEADS)
-def test_emulated_attention_has_the_bits_of_vllms_own(
-    head_size: int, block_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emulated_attention_has_the_bits_of_vllms_own(head_size, block_size, monkeypatch):
     """For requests that begin, continue and decode, whose blocks are scattered."""
     ops = pytest.importorskip("vllm._custom_ops")
     if not hasattr(torch.ops._C, "cpu_attn_reshape_and_cache"):
@@ -180,7 +178,7 @@ def test_emulated_attention_has_the_bits_of_vllms_own(
 
 
 @pytest.mark.matrix
-def test_stock_vllm_answers_with_the_same_bits(pool: ServerPool, model_of: Callable[[int], Model], text: Text) -> None:
+def test_stock_vllm_answers_with_the_same_bits(pool, model_of, text):
     prompts, answers = [text(n) for n in (1, 31, 32, 200, 3000)], []
     for environment in ({}, EMULATED):
         server = pool.get(str(model_of(64).path), *COMMON, "--no-chunk-cache", environment=environment)
@@ -215,14 +213,7 @@ TWO_WORKERS, COMPILED = WORKERS["tensor parallel"], ("--no-enforce-eager",)
         ),
     ],
 )
-def test_chunks_are_as_close_to_float32_as_full_attention(
-    head_size: int,
-    placement: str,
-    flags: tuple[str, ...],
-    servers: Servers,
-    model_of: Callable[[int], Model],
-    text: Text,
-) -> None:
+def test_chunks_are_as_close_to_float32_as_full_attention(head_size, placement, flags, servers, model_of, text):
     """In place, other positions than `parallel` are copied; `copy` is what a server without any flag does."""
     model = model_of(head_size)
     if placement != "copy":
@@ -235,7 +226,7 @@ def test_chunks_are_as_close_to_float32_as_full_attention(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("placement", ["in-place", "attend"])
-def test_preempted(placement: str, servers: Servers, model_of: Callable[[int], Model], text: Text) -> None:
+def test_preempted(placement, servers, model_of, text):
     """Blocks for one request and a half: many at once are preempted by one another."""
     model, steps = model_of(128), 60
     few = "17" if placement == "attend" else "41"
@@ -278,9 +269,7 @@ def pair(
 
 
 @pytest.mark.matrix
-def test_tiers_are_shared_by_cpus_with_and_without_amx(
-    pair: list[TesseraServer], model_of: Callable[[int], Model], text: Text
-) -> None:
+def test_tiers_are_shared_by_cpus_with_and_without_amx(pair, model_of, text):
     oracle = model_of(64).oracle
     reused: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
     full = []
@@ -302,9 +291,7 @@ def test_tiers_are_shared_by_cpus_with_and_without_amx(
 
 
 @pytest.mark.matrix
-def test_prefixes_in_tiers_are_shared_too(
-    pair: list[TesseraServer], model_of: Callable[[int], Model], text: Text
-) -> None:
+def test_prefixes_in_tiers_are_shared_too(pair, model_of, text):
     for writer, reader in (pair, pair[::-1]):
         prompt = tokens_of(writer, text(1000))
         computed, *written = complete_prefix(writer, prompt)

@@ -5,19 +5,15 @@ The exactness suite and others run with this placement, too: TESSERA_CHUNK_CACHE
 """
 
 import itertools
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.cores import all_cores
-from tests.engine.server import TesseraServer
 from tests.support.completions import complete
 from tests.support.exactness import QWEN3, STRATEGIES, ask, assert_exact, segments, statuses
 from tests.support.in_place import DRAFTS, LOADED, most
-
-Text = Callable[[int], str]
 
 BLOCK = 32
 ATTEND = ("--chunk-cache-placement", "attend", "--block-size", str(BLOCK))
@@ -33,9 +29,7 @@ def assert_attended(response: dict[str, Any], oracle: Any, strategy: str, **opti
 @pytest.mark.serve_with(*ATTEND)
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_order_is_exact_and_nothing_is_copied(
-    model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_every_order_is_exact_and_nothing_is_copied(model, strategy, server, oracle, text):
     chunks = [text(n) for n in (50, 130, 17)]
     ask(server, strategy, chunks, text(10))
     loaded = server.metric(LOADED)
@@ -51,14 +45,14 @@ def test_every_order_is_exact_and_nothing_is_copied(
     "cache",
     [{"scope": "isolated"}, {"recompute": 0.3}, {"recompute": 1}],
 )
-def test_scopes_and_windows(cache: dict[str, Any], server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_scopes_and_windows(cache, server, oracle, text):
     chunks = [text(n) for n in (50, 130, 17)]
     for _ in ("filled", "hit"):
         assert_attended(ask(server, "offset", chunks, text(12), cache=cache), oracle("tiny-llama"), "offset")
 
 
 @pytest.mark.serve_with(*ATTEND)
-def test_the_context_may_end_in_any_place_of_a_block(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_the_context_may_end_in_any_place_of_a_block(server, oracle, text):
     """Also if vLLM finds the question's blocks in its prefix cache."""
     for length in range(20, 20 + BLOCK, 3):
         chunks, question = [text(length), text(40)], text(2 * BLOCK)
@@ -68,7 +62,7 @@ def test_the_context_may_end_in_any_place_of_a_block(server: TesseraServer, orac
 
 
 @pytest.mark.serve_with(*ATTEND)
-def test_ordinary_requests_beside_attending_ones(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_ordinary_requests_beside_attending_ones(server, oracle, text):
     chunks = [text(n) for n in (45, 61, 30)]
     orders = list(itertools.permutations(chunks))
     report = ask(server, "offset", chunks, "why?")["cache"]
@@ -96,9 +90,7 @@ def test_ordinary_requests_beside_attending_ones(server: TesseraServer, oracle: 
 
 @pytest.mark.matrix
 @pytest.mark.serve_with(*ATTEND, *LITTLE)
-def test_a_context_needs_one_block_and_preempted_answers_stay_exact(
-    server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_a_context_needs_one_block_and_preempted_answers_stay_exact(server, oracle, text):
     """Contexts of 300 tokens; with blocks for one such request, eight run at once, and are preempted by one another."""
     groups = [[text(n) for n in (150, 120)] for _ in range(3)]
     for chunks in groups:
@@ -117,7 +109,7 @@ def test_a_context_needs_one_block_and_preempted_answers_stay_exact(
 
 
 @pytest.mark.matrix
-def test_many_requests_need_the_blocks_of_their_questions_and_answers(serve: Any, oracle: Any, text: Text) -> None:
+def test_many_requests_need_the_blocks_of_their_questions_and_answers(serve, oracle, text):
     """Sixty-four at once where copies fit three."""
     clients, num_chunks, length = 64, 8, 510
     own = -(-(BLOCK + 60 + 40) // BLOCK) + 1
@@ -153,7 +145,7 @@ def test_many_requests_need_the_blocks_of_their_questions_and_answers(serve: Any
     ],
     ids=["two workers", "compiled", "no prefix cache", "chunked prefill", "drafts by n-grams"],
 )
-def test_other_engines(flags: tuple[str, ...], serve: Any, oracle: Any, text: Text) -> None:
+def test_other_engines(flags, serve, oracle, text):
     with all_cores():
         server = serve("tiny-llama", *ATTEND, *flags, environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
     chunks = [text(n) for n in (50, 130, 17)]
@@ -168,7 +160,7 @@ def test_other_engines(flags: tuple[str, ...], serve: Any, oracle: Any, text: Te
 
 
 @pytest.mark.matrix
-def test_what_the_kernel_does_not_support_is_copied(serve: Any) -> None:
+def test_what_the_kernel_does_not_support_is_copied(serve):
     server = serve("tiny-llama", *ATTEND, "--dtype", "float16")
     assert server.stats()["placement"] == "copy"
     assert (

@@ -46,7 +46,7 @@ def of_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
     return calibrated(folder / "out", str(DEMO_MODEL), *chosen)
 
 
-def test_the_demo_model_reuses_chunks(of_demo: tuple[Profile, Path]) -> None:
+def test_the_demo_model_reuses_chunks(of_demo):
     """test_demo.py has a server of it with a profile."""
     profile, _ = of_demo
     assert profile.trained_for == ("full", "shared", "offset")
@@ -75,9 +75,7 @@ def of_random_weights(
     return calibrated(folder / "out", str(model_path("tiny-llama")), *chosen)
 
 
-def test_a_model_that_isolation_breaks_keeps_full_attention(
-    of_random_weights: tuple[Profile, Path], serve: Any
-) -> None:
+def test_a_model_that_isolation_breaks_keeps_full_attention(of_random_weights, serve):
     profile, path = of_random_weights
     (kind,) = profile.kinds
     full, *others = kind.measured
@@ -93,7 +91,7 @@ def test_a_model_that_isolation_breaks_keeps_full_attention(
         assert (report["mode"], "decision" in report) == ("chunked", False)
 
 
-def test_a_profile_of_another_model_is_refused(of_demo: tuple[Profile, Path], serve: Any) -> None:
+def test_a_profile_of_another_model_is_refused(of_demo, serve):
     _, path = of_demo
     with pytest.raises(RuntimeError, match=r"server exited with 2:(.|\n)*which has other weights than this model\n"):
         serve("tiny-llama", "--profile", str(path))

@@ -57,7 +57,7 @@ def listed(server: TesseraServer, **filters: Any) -> list[str]:
 # Ingesting
 
 
-def test_ingested_chunks_are_hit_by_the_next_chat(server: TesseraServer, text: Text) -> None:
+def test_ingested_chunks_are_hit_by_the_next_chat(server, text):
     chunks = [text(40), {"id": text(8), "title": "Title", "text": text(60)}, text(900)]
     system = f"System {text(10)}"
     lines, summary = server.ingest([*chunks, chunks[0]], system=system)
@@ -77,9 +77,7 @@ def test_ingested_chunks_are_hit_by_the_next_chat(server: TesseraServer, text: T
 
 
 @pytest.mark.parametrize("scope", ["system", "isolated"])
-def test_ingested_chunks_are_found_behind_the_system_prompts_of_their_scope(
-    scope: str, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_ingested_chunks_are_found_behind_the_system_prompts_of_their_scope(scope, server, oracle, text):
     chunk, cache = text(70), {"scope": scope}
     server.ingest([chunk], system="One.", cache=cache)
     responses = [ask(server, "shared", [chunk], "What?", system=system, cache=cache) for system in ("One.", "Other.")]
@@ -88,7 +86,7 @@ def test_ingested_chunks_are_found_behind_the_system_prompts_of_their_scope(
         assert_exact(response, oracle("tiny-llama"), "shared")
 
 
-def test_an_id_alone_stands_for_its_text_and_title(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_an_id_alone_stands_for_its_text_and_title(server, oracle, text):
     chunk = {"id": text(10), "title": "Title", "text": text(60)}
     system = f"System {text(8)}"
     server.ingest([chunk], system=system)
@@ -104,7 +102,7 @@ def test_an_id_alone_stands_for_its_text_and_title(server: TesseraServer, oracle
     assert statuses(ask(server, "shared", [{"id": chunk["id"]}], "What?", system=text(20))) == ["filled"]
 
 
-def test_an_id_belongs_to_its_namespace_and_salt(server: TesseraServer, namespace: str, text: Text) -> None:
+def test_an_id_belongs_to_its_namespace_and_salt(server, namespace, text):
     server.ingest([{"id": "doc", "text": text(30)}], cache={"namespace": namespace}, cache_salt="secret")
     mine = {"cache": {"namespace": namespace}, "cache_salt": "secret"}
     assert server.chat(**question([{"id": "doc"}], **mine))["cache"]["chunks"][0]["status"] == "hit"
@@ -114,7 +112,7 @@ def test_an_id_belongs_to_its_namespace_and_salt(server: TesseraServer, namespac
     assert "secret" not in str(entry)
 
 
-def test_an_unknown_id_is_not_found(server: TesseraServer, text: Text) -> None:
+def test_an_unknown_id_is_not_found(server, text):
     for path in ("/v1/rag/chat", "/v1/rag/plan", "/v1/rag/chunks"):
         body = {"chunks": ["a", {"id": text(9)}], **({} if path.endswith("chunks") else {"question": "What?"})}
         assert error_of(server, path, body, 404).startswith("chunks.1.id: unknown chunk id")
@@ -138,13 +136,13 @@ BAD_BODIES = [
 
 
 @pytest.mark.parametrize(("fields", "parameter"), BAD_BODIES)
-def test_bad_bodies_name_the_field(fields: dict[str, Any], parameter: str, server: TesseraServer) -> None:
+def test_bad_bodies_name_the_field(fields, parameter, server):
     error = server.post("/v1/rag/chunks", {"chunks": ["a"], **fields}, 400)["error"]
     assert parameter in error["param"], error
 
 
 @pytest.mark.parametrize("ttl", ["Infinity", "1e999", "NaN", "-Infinity"])
-def test_a_time_to_live_that_json_has_no_number_for_is_refused(ttl: str, server: TesseraServer) -> None:
+def test_a_time_to_live_that_json_has_no_number_for_is_refused(ttl, server):
     content = f'{{"chunks": ["a"], "ttl_s": {ttl}}}'
     response = server.client.post("/v1/rag/chunks", content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
@@ -152,7 +150,7 @@ def test_a_time_to_live_that_json_has_no_number_for_is_refused(ttl: str, server:
 
 
 @pytest.mark.serve_with(*SMALL)
-def test_many_chunks_in_one_call(small: TesseraServer, text: Text) -> None:
+def test_many_chunks_in_one_call(small, text):
     distinct = [text(10) for _ in range(25)]
     lines, summary = small.ingest(distinct * (MOST_DOCUMENTS // 25))
     assert len(lines) == MOST_DOCUMENTS
@@ -165,7 +163,7 @@ def test_many_chunks_in_one_call(small: TesseraServer, text: Text) -> None:
 
 
 @pytest.mark.serve_with(*SMALL)
-def test_many_chunks_shorter_than_a_page_share_a_small_pool(small: TesseraServer) -> None:
+def test_many_chunks_shorter_than_a_page_share_a_small_pool(small):
     """A round of a quarter of the pool's tokens may need more pages than the pool has."""
     lines, summary = small.ingest(["".join(pair) for pair in itertools.product("abcdefghijklmnop", repeat=2)])
     assert [line for line in lines if line["status"] == "failed"] == []
@@ -173,7 +171,7 @@ def test_many_chunks_shorter_than_a_page_share_a_small_pool(small: TesseraServer
     assert summary["cached"] + summary["evicted"] == summary["filled"]
 
 
-def test_a_chunk_that_the_model_cannot_hold_fails_alone(server: TesseraServer, text: Text) -> None:
+def test_a_chunk_that_the_model_cannot_hold_fails_alone(server, text):
     """Chunks are split at --chunk-max-tokens, so only a long system prompt keeps a part from fitting."""
     lines, summary = server.ingest([text(20), text(5000), text(30)], system=text(5000))
     assert [line["index"] for line in lines] == [0, 1, 1, 2]
@@ -189,9 +187,7 @@ def test_a_chunk_that_the_model_cannot_hold_fails_alone(server: TesseraServer, t
 @pytest.mark.parametrize("scope", ["system", "isolated"])
 @pytest.mark.parametrize("strategy", ["shared", "offset"])
 @pytest.mark.serve_with(*SMALL)
-def test_the_parts_of_a_long_document_are_chunks(
-    strategy: str, scope: str, small: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_the_parts_of_a_long_document_are_chunks(strategy, scope, small, oracle, text):
     long, short = {"id": text(8), "text": text(150)}, text(20)
     cache = {"scope": scope}
     lines, _ = small.ingest([long, short], system="System", cache=cache)
@@ -211,7 +207,7 @@ def test_the_parts_of_a_long_document_are_chunks(
 # Listing, inspecting
 
 
-def test_pages_cover_everything_once(server: TesseraServer, namespace: str, text: Text) -> None:
+def test_pages_cover_everything_once(server, namespace, text):
     """tests/app/catalog has what comes and goes meanwhile, and the filters."""
     lines, _ = server.ingest([text(20) for _ in range(23)], cache={"namespace": namespace})
     keys = [line["key"] for line in lines]
@@ -222,11 +218,11 @@ def test_pages_cover_everything_once(server: TesseraServer, namespace: str, text
     assert set(keys) < set(listed(server))
 
 
-def test_a_bad_filter_is_named(server: TesseraServer) -> None:
+def test_a_bad_filter_is_named(server):
     assert "limit" in server.get("/v1/rag/chunks", 400, limit=0)["error"]["param"]
 
 
-def test_one_chunk_shows_its_use(server: TesseraServer, namespace: str, text: Text) -> None:
+def test_one_chunk_shows_its_use(server, namespace, text):
     cache = {"namespace": namespace}
     chunk = {"id": "doc", "text": text(30)}
     (line,), _ = server.ingest([chunk], cache=cache, ttl_s=3600)
@@ -262,7 +258,7 @@ def gone(server: TesseraServer, id: str, **fields: Any) -> str:
     return message.removeprefix(prefix).removesuffix(suffix)
 
 
-def test_a_deleted_chunk_is_gone(server: TesseraServer, namespace: str, text: Text) -> None:
+def test_a_deleted_chunk_is_gone(server, namespace, text):
     cache = {"cache": {"namespace": namespace}}
     chunks = [{"id": "a", "text": text(30)}, {"id": "b", "text": text(30)}]
     lines, _ = server.ingest(chunks, **cache)
@@ -278,7 +274,7 @@ def test_a_deleted_chunk_is_gone(server: TesseraServer, namespace: str, text: Te
     assert server.chat(**question([{"id": "a"}], **cache))["cache"]["chunks"][0]["status"] == "hit"
 
 
-def test_clearing_empties_one_namespace_or_all(server: TesseraServer, text: Text) -> None:
+def test_clearing_empties_one_namespace_or_all(server, text):
     spaces = [{"cache": {"namespace": text(10)}} for _ in range(2)]
     chunk = {"id": "doc", "text": text(30)}
     for space in spaces:
@@ -300,7 +296,7 @@ def until_expired(server: TesseraServer, body: dict[str, Any]) -> None:
     until(lambda: server.client.post("/v1/rag/plan", json=body).status_code != 200, 30, "it never expired")
 
 
-def test_a_chunk_expires(server: TesseraServer, namespace: str, text: Text) -> None:
+def test_a_chunk_expires(server, namespace, text):
     cache = {"cache": {"namespace": namespace}}
     chunks = [{"id": "brief", "text": text(30)}, {"id": "kept", "text": text(30)}]
     server.ingest(chunks, **cache, ttl_s=0.3)
@@ -315,7 +311,7 @@ def test_a_chunk_expires(server: TesseraServer, namespace: str, text: Text) -> N
 
 
 @pytest.mark.serve_with(*SMALL)
-def test_an_evicted_chunk_is_gone(small: TesseraServer, text: Text) -> None:
+def test_an_evicted_chunk_is_gone(small, text):
     chunks = [{"id": f"d{i}", "text": text(60)} for i in range(40)]  # 2 pages each, of 40
     _, summary = small.ingest(chunks)
     assert (summary["filled"], summary["failed"]) == (40, 0)
@@ -333,7 +329,7 @@ def server_statuses(server: TesseraServer, chunks: list[Any], **fields: Any) -> 
 
 
 @pytest.mark.serve_with(*SMALL)
-def test_pinned_chunks_stay_and_what_can_not_be_pinned_says_so(small: TesseraServer, text: Text) -> None:
+def test_pinned_chunks_stay_and_what_can_not_be_pinned_says_so(small, text):
     pinned = [{"id": f"p{i}", "text": text(60)} for i in range(20)]
     lines, summary = small.ingest(pinned, pin=True)
     kept = [line for line in lines if line["status"] != "failed"]
@@ -366,9 +362,7 @@ def observed(server: TesseraServer) -> Any:
     return server.stats(), [entry for page in pages(server, 1000) for entry in page]
 
 
-def test_a_plan_says_what_the_chat_then_reports_and_changes_nothing(
-    server: TesseraServer, namespace: str, text: Text
-) -> None:
+def test_a_plan_says_what_the_chat_then_reports_and_changes_nothing(server, namespace, text):
     cached, missing = [text(50), text(120)], text(70)
     fields = {"system": f"System {text(8)}", "cache": {"namespace": namespace}}
     server.ingest(cached, **fields)
@@ -400,9 +394,7 @@ FULL_REASONS = [
 
 
 @pytest.mark.parametrize(("fields", "reason"), FULL_REASONS)
-def test_a_plan_knows_why_a_request_will_run_in_full_attention(
-    fields: dict[str, Any], reason: str, server: TesseraServer, text: Text
-) -> None:
+def test_a_plan_knows_why_a_request_will_run_in_full_attention(fields, reason, server, text):
     body = {**question([text(30)]), **fields}
     plan, report = server.post("/v1/rag/plan", body), server.chat(**body)["cache"]
     assert (plan["mode"], plan["reason"]) == (report["mode"], report["reason"]) == ("full", reason)
@@ -411,7 +403,7 @@ def test_a_plan_knows_why_a_request_will_run_in_full_attention(
 
 
 @pytest.mark.serve_with(*SMALL)
-def test_a_plan_knows_what_the_pool_can_not_hold(small: TesseraServer, text: Text) -> None:
+def test_a_plan_knows_what_the_pool_can_not_hold(small, text):
     def agreed(chunks: int) -> str:
         body = question([text(60) for _ in range(chunks)])
         plan, report = small.post("/v1/rag/plan", body), small.chat(**body)["cache"]
@@ -423,7 +415,7 @@ def test_a_plan_knows_what_the_pool_can_not_hold(small: TesseraServer, text: Tex
     assert agreed(10)
 
 
-def test_bad_plans_are_refused_like_bad_chats(server: TesseraServer, text: Text) -> None:
+def test_bad_plans_are_refused_like_bad_chats(server, text):
     for fields in ({"question": ""}, {"chunks": [""]}, {"chunks": [text(9000)]}, {"colour": "red"}):
         body = {**question([text(5)]), **fields}
         chat, plan = (server.post(f"/v1/rag/{name}", body, 400)["error"] for name in ("chat", "plan"))
@@ -433,7 +425,7 @@ def test_bad_plans_are_refused_like_bad_chats(server: TesseraServer, text: Text)
 # Documentation
 
 
-def test_the_examples_of_the_api_page_are_answered(server: TesseraServer) -> None:
+def test_the_examples_of_the_api_page_are_answered(server):
     """tests/app/http/test_openapi.py has the endpoints."""
     page = server.get("/openapi.json")
     for path in ("/v1/rag/chat", "/v1/rag/plan", "/v1/rag/chunks", "/v1/cache/clear", "/v1/cache/sleep"):

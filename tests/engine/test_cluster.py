@@ -130,9 +130,7 @@ def load(cluster: Cluster, text: Callable[[int], str]) -> Callable[[], AbstractC
     return run
 
 
-def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
-    cluster: Cluster, text: Callable[[int], str]
-) -> None:
+def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(cluster, text):
     sets = [[text(600) for _ in range(3)] for _ in range(8)]
     first = [cluster.ask(*chunks) for chunks in sets]
     assert {answer["replica"] for answer in first} == {"a", "b"}
@@ -145,7 +143,7 @@ def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
         assert (turned["replica"], statuses(turned)) == (before["replica"], ["hit"] * 3)
 
 
-def test_an_id_is_known_to_whom_the_router_asks(cluster: Cluster, text: Callable[[int], str]) -> None:
+def test_an_id_is_known_to_whom_the_router_asks(cluster, text):
     ids = [{"id": f"id-{number}"} for number in range(4)]
     for chunk in ids:
         response = cluster.router.client.post("/v1/rag/chunks", json={"chunks": [{**chunk, "text": text(100)}]})
@@ -156,7 +154,7 @@ def test_an_id_is_known_to_whom_the_router_asks(cluster: Cluster, text: Callable
         assert answer.status_code == 200, answer.text
 
 
-def test_what_one_replica_has_the_other_fetches(cluster: Cluster, text: Callable[[int], str]) -> None:
+def test_what_one_replica_has_the_other_fetches(cluster, text):
     chunks = [text(900), text(500)]
     a, b = cluster.replicas["a"], cluster.replicas["b"]
     first = a.chat(chunks=chunks, **ASKED)
@@ -170,7 +168,7 @@ def test_what_one_replica_has_the_other_fetches(cluster: Cluster, text: Callable
     assert b.stats()["counters"]["fetches"]["fetched"] == 2
 
 
-def test_what_both_want_at_once_one_of_them_computes(cluster: Cluster, text: Callable[[int], str]) -> None:
+def test_what_both_want_at_once_one_of_them_computes(cluster, text):
     chunks = [text(2000) for _ in range(2)]
     with ThreadPoolExecutor(2) as threads:
         both = list(threads.map(lambda server: server.chat(chunks=chunks, **ASKED), cluster.replicas.values()))
@@ -178,7 +176,7 @@ def test_what_both_want_at_once_one_of_them_computes(cluster: Cluster, text: Cal
     assert words(both[0]) == words(both[1])
 
 
-def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int], str]) -> None:
+def test_a_peer_that_lies_is_not_believed(cluster, text):
     """A peer with the secret and the right fingerprint sends another document's KV, damaged KV, or none."""
     a = cluster.replicas["a"]
     (other,) = a.chat(chunks=[text(400)], **ASKED)["cache"]["chunks"]
@@ -218,7 +216,7 @@ def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int]
 
 
 @pytest.mark.parametrize("secret", [None, "wrong", SECRET])
-def test_peers_without_the_secret_get_nothing(cluster: Cluster, secret: str | None) -> None:
+def test_peers_without_the_secret_get_nothing(cluster, secret):
     """Nor with it, if they send it instead of signing with it."""
     for path in ("/peer/chunks/00?rank=0", "/peer/chunks/" + "00" * 16 + "?rank=0"):
         signed = PeerKey(secret or "wrong").sign("GET", path.replace("rank=0", "rank=1"))
@@ -232,9 +230,7 @@ REDIS_FAULTS = ("restarting", "emptied", "hanging", "full", "stale")  # the last
 
 
 @pytest.mark.parametrize("fault", ["killed", *(pytest.param(name, marks=pytest.mark.matrix) for name in REDIS_FAULTS)])
-def test_whatever_becomes_of_redis_requests_are_answered_and_it_is_told_again(
-    cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]], fault: str
-) -> None:
+def test_whatever_becomes_of_redis_requests_are_answered_and_it_is_told_again(cluster, load, fault):
     redis, router = cluster.redis, cluster.router
 
     def claims() -> int:
@@ -287,9 +283,7 @@ def pretend(redis: RedisServer) -> None:
 
 
 @pytest.mark.matrix
-def test_a_killed_replica_is_replaced_and_nobody_is_refused(
-    cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]], text: Callable[[int], str]
-) -> None:
+def test_a_killed_replica_is_replaced_and_nobody_is_refused(cluster, load, text):
     dying = cluster.replicas["b"]
     with load() as ended:
         until(lambda: len(ended) >= 8)
@@ -301,9 +295,7 @@ def test_a_killed_replica_is_replaced_and_nobody_is_refused(
 
 
 @pytest.mark.matrix
-def test_nobody_waits_for_a_replica_that_hangs(
-    cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]]
-) -> None:
+def test_nobody_waits_for_a_replica_that_hangs(cluster, load):
     with load() as ended:
         until(lambda: len(ended) >= 8)
         with frozen(cluster.replicas["b"].process):
@@ -315,9 +307,7 @@ def test_nobody_waits_for_a_replica_that_hangs(
 
 
 @pytest.mark.matrix
-def test_a_stopping_replica_sends_its_clients_to_the_others(
-    cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]], text: Callable[[int], str]
-) -> None:
+def test_a_stopping_replica_sends_its_clients_to_the_others(cluster, load, text):
     with load() as ended:
         until(lambda: len(ended) >= 8)
         assert cluster.replicas["b"].stop() == 0
@@ -337,9 +327,7 @@ def start_again(cluster: Cluster, text: Callable[[int], str]) -> None:
 
 
 @pytest.mark.matrix
-def test_it_serves_starts_a_dead_replica_again_and_ends_altogether(
-    model_path: Callable[[str], Path], tmp_path: Path, redis_server: RedisServer
-) -> None:
+def test_it_serves_starts_a_dead_replica_again_and_ends_altogether(model_path, tmp_path, redis_server):
     port, said = free_port(), tmp_path / "said.txt"
     model = (str(model_path("tiny-llama")), "--dtype", "float32", *COMMON)
     command = [sys.executable, "-m", "app.cli", "cluster", *model, "--port", str(port)]
@@ -374,7 +362,7 @@ def test_it_serves_starts_a_dead_replica_again_and_ends_altogether(
 
 
 @pytest.mark.matrix
-def test_what_is_wrong_with_a_replica_is_said(tmp_path: Path, redis_server: RedisServer) -> None:
+def test_what_is_wrong_with_a_replica_is_said(tmp_path, redis_server):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TESSERA_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "app.cli", "cluster", "--replicas", "1", "--no-such-flag", "--port", "0"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)

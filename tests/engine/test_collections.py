@@ -15,7 +15,6 @@ import pytest
 from machine.server_process import ROOT, ServerProcess
 from tests.app.pdfs import make_pdf
 from tests.engine.server import TesseraServer
-from tests.oracle import Oracle
 from tests.support.exactness import assert_exact
 from tests.support.tier_servers import FILES, STORING, archived, folder_of
 
@@ -40,7 +39,7 @@ def ask(server: TesseraServer, collection: str, question: str, top_k: int = 2) -
     return server.chat(**asked)
 
 
-def test_files_become_passages_that_questions_find(server: TesseraServer, oracle: Callable[[str], Oracle]) -> None:
+def test_files_become_passages_that_questions_find(server, oracle):
     files = {
         "birds/falcon.md": FALCON,
         "owls.txt": OWLS,
@@ -62,7 +61,7 @@ def test_files_become_passages_that_questions_find(server: TesseraServer, oracle
     assert ask(server, "birds", "A curved beak?")["cache"]["retrieved"][0]["page"] == 2
 
 
-def test_openai_endpoints_and_follow_up_questions(server: TesseraServer) -> None:
+def test_openai_endpoints_and_follow_up_questions(server):
     put(server, "chats", {"falcon.md": FALCON, "owls.txt": OWLS}, system="You know birds.", max_tokens="48")
     turns = [
         {"role": "user", "content": "Where does Heron live?"},
@@ -76,9 +75,7 @@ def test_openai_endpoints_and_follow_up_questions(server: TesseraServer) -> None
 
 
 @pytest.mark.matrix
-def test_a_restart_computes_nothing_and_a_changed_file_only_its_passages(
-    server: TesseraServer, start_with_tiers: Callable[..., TesseraServer]
-) -> None:
+def test_a_restart_computes_nothing_and_a_changed_file_only_its_passages(server, start_with_tiers):
     files = {"falcon.md": FALCON, "owls.txt": OWLS}
     put(server, "lasting", files, system="You know birds.", max_tokens="48")
     (id,) = [each["id"] for each in ask(server, "lasting", "access code", 1)["cache"]["retrieved"]]
@@ -94,7 +91,7 @@ def test_a_restart_computes_nothing_and_a_changed_file_only_its_passages(
     assert [line["file"] for line in lines if line["status"] == "filled"] == ["owls.txt"]
 
 
-def test_passages_computed_behind_those_before_them(server: TesseraServer) -> None:
+def test_passages_computed_behind_those_before_them(server):
     """A question finds them computed; another text before one makes it another chunk."""
     files = {"owls.txt": f"{OWLS}\n\n" * 4}
     _, summary = put(server, "behind", files, max_tokens="32", context_tokens="128")
@@ -110,7 +107,7 @@ def test_passages_computed_behind_those_before_them(server: TesseraServer) -> No
     assert {chunk["status"] for chunk in ask(server, "behind", "barn owl", 2)["cache"]["chunks"]} == {"hit"}
 
 
-def test_deleting_drops_texts_and_kv(server: TesseraServer) -> None:
+def test_deleting_drops_texts_and_kv(server):
     put(server, "short", {"owls.txt": OWLS, "falcon.md": FALCON}, max_tokens="48")
     kept = [each["id"] for each in server.get("/v1/rag/collections/short/passages", file="owls.txt")["data"]]
     assert server.client.delete("/v1/rag/collections/short", params={"file": "falcon.md"}).json()["passages"] == 2
@@ -123,7 +120,7 @@ def test_deleting_drops_texts_and_kv(server: TesseraServer) -> None:
     assert "no collection 'short'" in refused["error"]["message"]
 
 
-def test_two_ingestions_of_one_collection_at_once(server: TesseraServer) -> None:
+def test_two_ingestions_of_one_collection_at_once(server):
     """Files of both are there; of a file in both, one version, whole, with its KV."""
     versions = [{"owls.txt": f"{OWLS}\nIt is {colour}.\n" * 9, f"{colour}.txt": colour} for colour in ("red", "blue")]
     with ThreadPoolExecutor(2) as threads:
@@ -138,7 +135,7 @@ def test_two_ingestions_of_one_collection_at_once(server: TesseraServer) -> None
     assert (summary["files"]["unchanged"], summary["filled"]) == (1, 0)
 
 
-def test_a_folder_is_ingested_from_the_shell(server: TesseraServer, tmp_path: Path) -> None:
+def test_a_folder_is_ingested_from_the_shell(server, tmp_path):
     """Files of other types and hidden ones stay out, and bad ones fail alone."""
     for name, content in {
         "a/falcon.md": FALCON,
@@ -157,9 +154,7 @@ def test_a_folder_is_ingested_from_the_shell(server: TesseraServer, tmp_path: Pa
 
 
 @pytest.mark.matrix
-def test_a_pool_that_is_too_small_for_a_folder_is_told(
-    start_with_tiers: Callable[..., TesseraServer], tmp_path: Path
-) -> None:
+def test_a_pool_that_is_too_small_for_a_folder_is_told(start_with_tiers, tmp_path):
     folder = tmp_path / "files"
     folder.mkdir()
     for number in range(40):
@@ -203,9 +198,7 @@ def searching(
 
 
 @pytest.mark.matrix
-def test_passages_are_found_by_embeddings_and_without_them_by_words(
-    searching: TesseraServer, embedder: ServerProcess
-) -> None:
+def test_passages_are_found_by_embeddings_and_without_them_by_words(searching, embedder):
     _, summary = put(searching, "birds", {"falcon.md": FALCON, "owls.txt": OWLS}, max_tokens="48")
     assert "search" not in summary
     # The embedder's weights are random: only a passage's own text is surely the nearest.

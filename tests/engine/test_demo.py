@@ -81,7 +81,7 @@ class Reference:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("strategy", ["full", "shared", "offset"])
-def test_answers_are_those_of_plain_transformers(strategy: str, results: Results) -> None:
+def test_answers_are_those_of_plain_transformers(strategy, results):
     reference = Reference()
     for question in demo_questions(EACH, numbers=CHUNKS):
         result = results[question.id, strategy]
@@ -90,7 +90,7 @@ def test_answers_are_those_of_plain_transformers(strategy: str, results: Results
 
 
 @pytest.mark.matrix
-def test_the_model_answers_and_admits_not_to_know(results: Results) -> None:
+def test_the_model_answers_and_admits_not_to_know(results):
     right = [
         bool(result["answers"]) == ("I don't know" not in result["text"])
         and all(value in result["text"] for value in result["answers"][:1])
@@ -100,7 +100,7 @@ def test_the_model_answers_and_admits_not_to_know(results: Results) -> None:
 
 
 @pytest.mark.matrix
-def test_a_profile_decides_by_the_number_of_chunks(server: TesseraServer) -> None:
+def test_a_profile_decides_by_the_number_of_chunks(server):
     for number in range(1, 6):
         chunks = [f"The access code of Falcon is {i}." for i in range(number)]
         report = server.chat(chunks=chunks, question="?", max_tokens=2, temperature=0)["cache"]
@@ -118,7 +118,7 @@ def run(*arguments: str, **environment: str) -> "AbstractContextManager[subproce
     )
 
 
-def test_the_demo_answers_from_real_documents(smollm2: Path) -> None:
+def test_the_demo_answers_from_real_documents(smollm2):
     """With SmolLM2; the demo finds the session's copy."""
     with run("demo", "--once", "--port", str(free_port()), TESSERA_HOME=str(smollm2.parent.parent)) as process:
         told, errors = process.communicate(timeout=300)
@@ -132,7 +132,7 @@ def test_the_demo_answers_from_real_documents(smollm2: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_without_an_index_the_demo_tells_its_tiny_models_story_and_serves_on(tmp_path: Path) -> None:
+def test_without_an_index_the_demo_tells_its_tiny_models_story_and_serves_on(tmp_path):
     port = free_port()
     told = ""
     with run("demo", "--port", str(port), TESSERA_HOME=str(tmp_path), PIP_NO_INDEX="1") as process:
@@ -154,7 +154,7 @@ def test_without_an_index_the_demo_tells_its_tiny_models_story_and_serves_on(tmp
 
 
 @pytest.mark.matrix
-def test_the_demo_says_in_one_line_that_the_port_is_taken() -> None:
+def test_the_demo_says_in_one_line_that_the_port_is_taken():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -177,9 +177,7 @@ def without_template(tmp_path: Path) -> Path:
 
 
 @pytest.mark.matrix
-def test_a_model_without_a_chat_template_gets_the_flag_that_supplies_one(
-    without_template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_a_chat_template_gets_the_flag_that_supplies_one(without_template, tmp_path, capsys):
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"chunks": ["A."], "question": "B?", "answers": ["C"]}\n')
     arguments = [str(without_template), "--questions", str(questions), "--output", str(tmp_path / "out")]

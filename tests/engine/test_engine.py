@@ -7,7 +7,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -59,7 +58,7 @@ async def prepared(engine: ChunkEngine) -> tuple[ChunkEngine, ChunkCacheManager]
     return ChunkEngine(engine.llm, cache), cache.manager
 
 
-async def test_a_sound_engine_passes(engine: ChunkEngine) -> None:
+async def test_a_sound_engine_passes(engine):
     assert engine.cache.reason is None
     assert (await ask(engine))[0].mode == "chunked"
 
@@ -67,14 +66,7 @@ async def test_a_sound_engine_passes(engine: ChunkEngine) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("system", [(), (11,), tuple(range(20, 60))])
 @pytest.mark.parametrize("lengths", [(1,), (1, 1, 1), (1, 40, 2), (16, 1)])
-async def test_segments_of_one_token_or_none(
-    engine: ChunkEngine,
-    model: str,
-    oracle: Any,
-    strategy: PositionStrategy,
-    system: tuple[int, ...],
-    lengths: tuple[int, ...],
-) -> None:
+async def test_segments_of_one_token_or_none(engine, model, oracle, strategy, system, lengths):
     source = random.Random(str((strategy, system, lengths)))
     chunks = tuple(Chunk(pack(tuple(source.choices(range(10, 250), k=n)))) for n in lengths)
     for question in ((9,), tuple(range(100, 117))):
@@ -87,7 +79,7 @@ async def test_segments_of_one_token_or_none(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_faults_are_caught(engine: ChunkEngine, fault: str) -> None:
+async def test_faults_are_caught(engine, fault):
     """The engine then keeps its connector, which clients must not reach."""
     reason = await prepare_with(engine, fault)
     assert isinstance(reason, str), f"the self-check passed with {fault}"
@@ -102,7 +94,7 @@ async def test_faults_are_caught(engine: ChunkEngine, fault: str) -> None:
     assert (report.mode, report.reason) == ("full", reason)
 
 
-async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine: ChunkEngine) -> None:
+async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine):
     """A worker without its pages refuses the load; the request runs in full attention, and the next one fills again."""
     fresh, manager = await prepared(engine)
     first, _, _ = await ask(fresh)
@@ -118,9 +110,7 @@ async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine: ChunkEngi
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-async def test_a_fill_loads_the_system_segment_or_computes_it_if_its_pages_are_lost(
-    engine: ChunkEngine, model: str, oracle: Any, is_lost: bool
-) -> None:
+async def test_a_fill_loads_the_system_segment_or_computes_it_if_its_pages_are_lost(engine, model, oracle, is_lost):
     fresh, manager = await prepared(engine)
     await ask(fresh)
     if is_lost:
@@ -141,9 +131,7 @@ async def test_a_fill_loads_the_system_segment_or_computes_it_if_its_pages_are_l
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("lost", [1, 2])
-async def test_a_fill_that_was_not_saved_is_done_once_more_by_one_who_waited(
-    engine: ChunkEngine, model: str, oracle: Any, lost: int, strategy: PositionStrategy
-) -> None:
+async def test_a_fill_that_was_not_saved_is_done_once_more_by_one_who_waited(engine, model, oracle, lost, strategy):
     fresh, manager = await prepared(engine)
     source = random.Random(str((lost, strategy)))
     broken, sound = Chunk(pack((*source.choices(range(10, 250), k=40), *LOST, lost))), Chunk(pack(tuple(range(50, 80))))

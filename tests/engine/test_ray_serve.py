@@ -125,9 +125,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str]
         yield RayCluster(stack, tmp_path_factory.mktemp("ray"), model_path("tiny-llama"))
 
 
-def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
-    cluster: RayCluster, text: Callable[[int], str]
-) -> None:
+def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(cluster, text):
     sets = [[text(700) for _ in range(3)] for _ in range(12)]
     first = [cluster.ask(*chunks) for chunks in sets]
     used = {answer["replica"] for answer in first}
@@ -142,7 +140,7 @@ def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
     assert hits[True] >= 0.9 * hits.total()
 
 
-def test_a_stream_is_as_the_replica_sends_it(cluster: RayCluster, text: Callable[[int], str]) -> None:
+def test_a_stream_is_as_the_replica_sends_it(cluster, text):
     chunks, fields = [text(700)], {"max_tokens": 200, "ignore_eos": True}
     whole = cluster.ask(*chunks, **fields)
     body = {"chunks": chunks, "question": "What?", "temperature": 0, "logprobs": True, "stream": True, **fields}
@@ -157,7 +155,7 @@ def test_a_stream_is_as_the_replica_sends_it(cluster: RayCluster, text: Callable
     assert words({"choices": [{"logprobs": {"content": tokens}}]}) == words(whole)
 
 
-def test_a_client_that_leaves_frees_the_replica(cluster: RayCluster, text: Callable[[int], str]) -> None:
+def test_a_client_that_leaves_frees_the_replica(cluster, text):
     body = {"chunks": [text(700)], "question": "?", "max_tokens": 7000, "ignore_eos": True}
     with cluster.client.stream("POST", "/v1/rag/chat", json={**body, "stream": True}) as answer:
         name = answer.headers[REPLICA]
@@ -168,7 +166,7 @@ def test_a_client_that_leaves_frees_the_replica(cluster: RayCluster, text: Calla
     until(lambda: not sum(cluster.metric("vllm:num_requests_running", name) for name in cluster.names()))
 
 
-def test_refusals_are_the_replicas_own(cluster: RayCluster) -> None:
+def test_refusals_are_the_replicas_own(cluster):
     refused = cluster.client.post("/v1/rag/chat", json={"chunks": "no list", "question": "?"})
     assert refused.status_code == 400
     assert refused.headers[REPLICA] in cluster.names()
@@ -177,7 +175,7 @@ def test_refusals_are_the_replicas_own(cluster: RayCluster) -> None:
     assert (nobody.status_code, nobody.json()["error"]["message"]) == (503, "no replica named 'nobody'")
 
 
-def test_clearing_clears_every_replica(cluster: RayCluster, text: Callable[[int], str]) -> None:
+def test_clearing_clears_every_replica(cluster, text):
     held = [cluster.ask(text(300)) for _ in range(6)]
     answer = cluster.client.post("/v1/cache/clear").json()
     assert set(answer["replicas"]) == cluster.names()
@@ -187,7 +185,7 @@ def test_clearing_clears_every_replica(cluster: RayCluster, text: Callable[[int]
         assert stats["occupancy"]["segments"] == 0
 
 
-def test_a_killed_replica_is_replaced_and_nobody_is_refused(cluster: RayCluster, text: Callable[[int], str]) -> None:
+def test_a_killed_replica_is_replaced_and_nobody_is_refused(cluster, text):
     contents = [[text(300) for _ in range(2)] for _ in range(8)]
     known = [words(cluster.ask(*chunks)) for chunks in contents]
     before, over, ended = cluster.names(), threading.Event(), list[str]()
@@ -231,7 +229,7 @@ def killed_amid_a_stream(cluster: RayCluster, chunks: list[str]) -> str:
     return answer.headers[REPLICA]
 
 
-def test_a_shutdown_leaves_no_process(cluster: RayCluster) -> None:
+def test_a_shutdown_leaves_no_process(cluster):
     """The file's last test, since it stops the cluster."""
     names = cluster.processes()
     assert any(name.startswith("VLLM") for name in names), names

@@ -2,7 +2,6 @@
 """Windows that the question chooses are computed anew behind everything before them, exactly, and nothing else."""
 
 import itertools
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,8 +15,6 @@ from tests.engine.server import TesseraServer, token_logprobs
 from tests.support.concurrently import rag_body
 from tests.support.exactness import PROBED, ask, assert_exact, assert_scored, attention, segments, statuses
 from tests.support.small_pool import SMALL
-
-Text = Callable[[int], str]
 
 LENGTHS = (50, 130, 70, 25)
 
@@ -35,9 +32,7 @@ def windows_of(report: dict[str, Any]) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("share", [0.15, 0.5, pytest.param(1.0, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("model", ["tiny-llama", pytest.param("tiny-qwen3", marks=pytest.mark.matrix)])
-def test_missing_and_cached_in_every_order_of_three(
-    model: str, share: float, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_missing_and_cached_in_every_order_of_three(model, share, server, oracle, text):
     chunks, system = [text(n) for n in (50, 130, 70)], text(20)
     for status, order in zip(["filled", *["hit"] * 5], itertools.permutations(chunks), strict=True):
         response = recomputed(server, share, list(order), text(12), system=system)
@@ -47,7 +42,7 @@ def test_missing_and_cached_in_every_order_of_three(
 
 
 @pytest.mark.serve_with(*PROBED)
-def test_the_windows_are_those_of_the_oracles_attention(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_the_windows_are_those_of_the_oracles_attention(server, oracle, text):
     chunks = [text(n) for n in LENGTHS]
     response = recomputed(server, 0.4, chunks, text(40))
     report = response["cache"]
@@ -69,28 +64,26 @@ def test_the_windows_are_those_of_the_oracles_attention(server: TesseraServer, o
     )
 
 
-def test_everything_anew_is_full_attention(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_everything_anew_is_full_attention(server, oracle, text):
     response = recomputed(server, 1, [text(n) for n in (40, 90, 33)], text(12))
     assert_scored(response, oracle("tiny-llama"))
 
 
-def test_isolated_chunks(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_isolated_chunks(server, oracle, text):
     chunks = [text(60), text(45)]
     for _ in ("filled", "hit"):
         response = recomputed(server, 0.5, chunks, text(12), system=text(30), cache={"scope": "isolated"})
         assert_exact(response, oracle("tiny-llama"), "offset")
 
 
-def test_a_chunk_given_twice(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_a_chunk_given_twice(server, oracle, text):
     twice = text(60)
     response = recomputed(server, 0.5, [twice, text(90), twice, text(100)], text(20))
     assert_exact(response, oracle("tiny-llama"), "offset")
 
 
 @pytest.mark.parametrize("gaps", ["keep", "close"])
-def test_windows_of_the_chunks_that_a_sparse_request_keeps(
-    gaps: str, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_windows_of_the_chunks_that_a_sparse_request_keeps(gaps, server, oracle, text):
     chunks = [text(n) for n in (60, 90, 45, 120, 75)]
     sparse = {"budget_share": 0.6, **({"gaps": "close"} if gaps == "close" else {})}
     response = recomputed(server, 0.3, chunks, text(30), cache={"sparse": sparse})
@@ -109,7 +102,7 @@ def test_windows_of_the_chunks_that_a_sparse_request_keeps(
         assert_exact(response, oracle("tiny-llama"), "offset")
 
 
-def test_one_chunk_has_nothing_before_it(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_one_chunk_has_nothing_before_it(server, oracle, text):
     response = recomputed(server, 0.5, [text(60)], text(12))
     assert windows_of(response["cache"]) == [[]]
     assert "recompute" not in response["cache"]["timings_ms"]
@@ -117,7 +110,7 @@ def test_one_chunk_has_nothing_before_it(server: TesseraServer, oracle: Any, tex
 
 
 @pytest.mark.serve_with(*SMALL)
-def test_many_at_once_in_a_pool_that_evicts(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_many_at_once_in_a_pool_that_evicts(server, oracle, text):
     """Requests with and without windows over the same chunks and places never mix."""
     chunks = [text(n) for n in (30, 45, 60, 25)]
     orders = list(itertools.permutations(chunks, 3))
@@ -139,7 +132,7 @@ def test_many_at_once_in_a_pool_that_evicts(server: TesseraServer, oracle: Any, 
             assert_exact(answer, oracle("tiny-llama"), strategy)
 
 
-def test_what_was_computed_is_counted(server: TesseraServer, text: Text) -> None:
+def test_what_was_computed_is_counted(server, text):
     chunks = [text(100), text(80), text(90)]
     ask(server, "offset", chunks, text(12))
     body = rag_body("You answer from documents.", chunks, "?", "offset")
@@ -156,7 +149,7 @@ def test_what_was_computed_is_counted(server: TesseraServer, text: Text) -> None
     assert tokens["fill_computed"] > tokens["computed"] - question
 
 
-def test_overlapping_chunks_have_nothing_before_them(server: TesseraServer) -> None:
+def test_overlapping_chunks_have_nothing_before_them(server):
     cache = {"position_strategy": "shared", "recompute": 0.1}
     response = server.client.post("/v1/rag/chat", json={"chunks": ["a", "b"], "question": "?", "cache": cache})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "cache.recompute")

@@ -4,15 +4,11 @@ with the reason in every report.
 """
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from tests.engine.conftest import COMMON
-from tests.engine.server import ServerPool, TesseraServer
 from tests.support.exactness import assert_scored, full_attention
 from tests.support.saved_models import alibi, saved
 
@@ -37,14 +33,7 @@ def mamba(vocab_size: int) -> PreTrainedModel:
         pytest.param(mamba, "Mamba", False),
     ],
 )
-def test_served_with_the_cache_off(
-    build: Callable[[int], PreTrainedModel],
-    words: str,
-    runs: bool,
-    pool: ServerPool,
-    model_path: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_served_with_the_cache_off(build, words, runs, pool, model_path, tmp_path_factory):
     folder = saved(build, model_path("tiny-llama"), tmp_path_factory.mktemp(build.__name__))
     flags = [flag if flag != "8192" else "1024" for flag in COMMON]
     server = pool.get(str(folder), "--dtype", "float32", *flags)
@@ -65,18 +54,15 @@ def test_served_with_the_cache_off(
 # vLLM features that turn the chunk cache off: served in full attention, with the reason in each report
 
 
-Text = Callable[[int], str]
-
-
 @pytest.mark.serve_with("--chunk-cache-memory", "9TiB")
 @pytest.mark.matrix
-def test_a_pool_larger_than_the_free_memory(server: TesseraServer, text: Text, oracle: Any) -> None:
+def test_a_pool_larger_than_the_free_memory(server, text, oracle):
     reason = "the chunk pool's 9437184 MiB are more than the "
     assert_scored(full_attention(server, [text(100), text(40)], text(20), reason), oracle("tiny-llama"))
 
 
 @pytest.mark.matrix
-def test_a_split_into_prefill_and_decode(serve: Any, oracle: Any, text: Text, tmp_path: Path) -> None:
+def test_a_split_into_prefill_and_decode(serve, oracle, text, tmp_path):
     """Two engines that pass on KV by token ids, and so never KV of chunks."""
     chunks, question = [text(200), text(150)], text(40)
     extra = {"shared_storage_path": str(tmp_path)}

@@ -2,7 +2,6 @@
 """Chunks that the question attends to are read again before it: exactly, and reported."""
 
 import itertools
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,8 +13,6 @@ from tests.support.concurrently import rag_body
 from tests.support.exactness import PROBED, STRATEGIES, SUFFIX, ask, assert_exact, attention, statuses
 from tests.support.parallel import ENVIRONMENT, WORKERS
 from tests.support.small_pool import SMALL
-
-Text = Callable[[int], str]
 
 
 def reread(
@@ -37,9 +34,7 @@ def read_again(report: dict[str, Any]) -> list[int]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("model", ["tiny-llama", pytest.param("tiny-qwen3", marks=pytest.mark.matrix)])
-def test_missing_and_cached_in_every_order_of_three(
-    model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_missing_and_cached_in_every_order_of_three(model, strategy, server, oracle, text):
     chunks, system = [text(n) for n in (50, 130, 70)], text(20)
     for status, order in zip(["filled", *["hit"] * 5], itertools.permutations(chunks), strict=True):
         response = reread(server, 0.6, list(order), text(12), strategy, system=system)
@@ -49,7 +44,7 @@ def test_missing_and_cached_in_every_order_of_three(
 
 
 @pytest.mark.serve_with(*PROBED)
-def test_the_chunks_are_those_of_the_oracles_attention(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_the_chunks_are_those_of_the_oracles_attention(server, oracle, text):
     chunks = [text(n) for n in (50, 52, 48, 51, 49, 50)]
     report = reread(server, 0, chunks, "why so", cache={"reread": 0, "recompute": 0})["cache"]
     paid = [sum(each) for each in attention(server, oracle("tiny-llama"), report)]
@@ -62,7 +57,7 @@ def test_the_chunks_are_those_of_the_oracles_attention(server: TesseraServer, or
 
 
 @pytest.mark.parametrize("gaps", ["keep", "close"])
-def test_of_the_chunks_that_a_sparse_request_keeps(gaps: str, server: TesseraServer, text: Text) -> None:
+def test_of_the_chunks_that_a_sparse_request_keeps(gaps, server, text):
     chunks = [text(60) for _ in range(6)]
     sparse = {"budget_share": 0.5, **({"gaps": "close"} if gaps == "close" else {})}
     report = reread(server, 0.4, chunks, text(30), cache={"sparse": sparse})["cache"]
@@ -72,7 +67,7 @@ def test_of_the_chunks_that_a_sparse_request_keeps(gaps: str, server: TesseraSer
     assert {*read_again(report)} < {*kept}
 
 
-def test_isolated_chunks_and_citations(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_isolated_chunks_and_citations(server, oracle, text):
     chunks = [text(60), text(45)]
     for _ in ("filled", "hit"):
         cache = {"scope": "isolated", "cite": True}
@@ -81,12 +76,12 @@ def test_isolated_chunks_and_citations(server: TesseraServer, oracle: Any, text:
         assert response["cache"]["citations"]
 
 
-def test_one_chunk_is_read_once(server: TesseraServer, text: Text) -> None:
+def test_one_chunk_is_read_once(server, text):
     report = reread(server, 1, [text(60)], text(12))["cache"]
     assert "select" not in report["timings_ms"]
 
 
-def test_the_answer_keeps_its_room(server: TesseraServer, text: Text) -> None:
+def test_the_answer_keeps_its_room(server, text):
     """Behind a system prompt that leaves room for three of four chunks, or for none."""
     system = text(MAX_MODEL_LEN - 480)
 
@@ -107,7 +102,7 @@ def test_the_answer_keeps_its_room(server: TesseraServer, text: Text) -> None:
     assert "reread" not in used(longer, left)
 
 
-def test_the_plan_names_it(server: TesseraServer, text: Text) -> None:
+def test_the_plan_names_it(server, text):
     body = rag_body("You answer.", [text(100), text(80)], "?", "offset")
     assert server.post("/v1/rag/plan", {**body, "cache": {"reread": 0.25}})["reread"] == 0.25
 
@@ -122,7 +117,7 @@ def test_the_plan_names_it(server: TesseraServer, text: Text) -> None:
         WORKERS["tensor parallel"],
     ],
 )
-def test_placements_prefix_caching_and_two_workers(flags: tuple[str, ...], serve: Any, oracle: Any, text: Text) -> None:
+def test_placements_prefix_caching_and_two_workers(flags, serve, oracle, text):
     server = serve("tiny-llama", *flags, environment=ENVIRONMENT if flags in WORKERS.values() else None)
     chunks = [text(n) for n in (60, 45, 70)]
     for strategy in STRATEGIES:
@@ -133,7 +128,7 @@ def test_placements_prefix_caching_and_two_workers(flags: tuple[str, ...], serve
 
 
 @pytest.mark.serve_with(*SMALL)
-def test_many_at_once_in_a_pool_that_evicts(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_many_at_once_in_a_pool_that_evicts(server, oracle, text):
     orders = list(itertools.permutations([text(n) for n in (30, 45, 60, 25)], 3))
 
     def send(i: int) -> Any:

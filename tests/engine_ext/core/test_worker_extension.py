@@ -24,7 +24,7 @@ OURS = ChunkCacheOptions().worker_extension_class
 
 
 @pytest.mark.parametrize(("path", "message"), [("no.Class", "No module named 'no'"), (f"{__name__}.No", "'No'")])
-def test_a_class_that_is_not_there_is_named(path: str, message: str) -> None:
+def test_a_class_that_is_not_there_is_named(path, message):
     with pytest.raises((ImportError, AttributeError), match=message):
         resolve_obj_by_qualname(beside(OURS, path))
 
@@ -68,15 +68,13 @@ def prepared(outcome: Any, monkeypatch: pytest.MonkeyPatch, spec: Any = FULL, ha
         (KeyError("rope"), "KeyError: 'rope'", "please report it"),
     ],
 )
-def test_why_the_pool_was_not_prepared(
-    error: Exception, reason: str, remedy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_why_the_pool_was_not_prepared(error, reason, remedy, monkeypatch):
     told = prepared(error, monkeypatch)["reason"]
     assert told.startswith(reason)
     assert remedy in remedy_for(told)
 
 
-def test_a_pool_that_was_not_prepared_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_that_was_not_prepared_gives_its_memory_back(monkeypatch):
     half = WorkerHalf(1 << 20, 32, 32)
     half._memory = PoolMemory(half.pool_bytes, 2, torch.device("meta"))
     prepared(LayoutProbeError("K", "9", "another"), monkeypatch, half=half)
@@ -84,7 +82,7 @@ def test_a_pool_that_was_not_prepared_gives_its_memory_back(monkeypatch: pytest.
         half.check_room(0)
 
 
-def test_layers_with_other_data_in_their_blocks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_with_other_data_in_their_blocks_are_refused(monkeypatch):
     told = prepared(AssertionError("not reached"), monkeypatch, LOCAL)
     assert told == {"reason": "KV of some layers can't be read from vLLM's blocks (ChunkedLocalAttentionSpec)"}
 
@@ -92,9 +90,7 @@ def test_layers_with_other_data_in_their_blocks_are_refused(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("fields", "is_read"), [({}, True), ({"sparse_head_dim": (512, 64, 128)}, False), ({"compress_ratio": 4}, False)]
 )
-def test_on_npus_latent_attention_has_a_kind_of_its_own(
-    fields: dict[str, Any], is_read: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_npus_latent_attention_has_a_kind_of_its_own(fields, is_read, monkeypatch):
     kinds = SimpleNamespace(AscendMLAAttentionSpec=FakeMLAAttentionSpec)
     monkeypatch.setitem(sys.modules, "vllm_ascend.core.kv_cache_interface", kinds)
     monkeypatch.setattr(ascend, "current_platform", FakeNpuPlatform())
@@ -103,7 +99,7 @@ def test_on_npus_latent_attention_has_a_kind_of_its_own(
     assert (told == "reached") is is_read
 
 
-def test_dropped_blocks_are_refused_where_vllm_can_not_fail_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_blocks_are_refused_where_vllm_can_not_fail_a_load(monkeypatch):
     monkeypatch.setattr(worker_extension, "IS_ASCENDS", True)
     half = WorkerHalf(1 << 20, 32, 32, tables=[SimpleNamespace()])  # type: ignore[list-item]
     told = prepared(AssertionError("not reached"), monkeypatch, half=half)["reason"]
@@ -112,7 +108,7 @@ def test_dropped_blocks_are_refused_where_vllm_can_not_fail_a_load(monkeypatch: 
 
 
 @pytest.mark.parametrize("is_ascend", [False, True])
-def test_a_pool_larger_than_the_free_memory_is_refused(is_ascend: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_larger_than_the_free_memory_is_refused(is_ascend, monkeypatch):
     """On NPUs, torch_npu tells what is free."""
     if is_ascend:
         npu = SimpleNamespace(mem_get_info=lambda device=None: (1 << 20, 1 << 30))
