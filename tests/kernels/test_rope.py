@@ -3,6 +3,8 @@
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.reference import frequencies
@@ -105,6 +107,19 @@ def test_angles_of_large_deltas_are_rounded_once() -> None:
     assert torch.equal(sin, exact.sin().float())
     assert torch.equal(cos[2], torch.ones(32))
     assert torch.equal(sin[2], torch.zeros(32))
+
+
+DELTAS = st.integers(-131072, 131072)
+
+
+@given(DELTAS, DELTAS)
+@example(131072, -131072)
+def test_one_turn_after_another_is_their_sum(a: int, b: int) -> None:
+    """Of the reference, too, as which every copier turns keys (`test_copiers.py`)."""
+    keys, rotations = torch.randn(6, 2, 64, generator=torch.Generator().manual_seed(0)), frequencies(64)
+    turned = [rotate_keys(keys, *rotation_angles(rotations, torch.tensor([delta])), True) for delta in (a, a + b)]
+    twice = rotate_keys(turned[0], *rotation_angles(rotations, torch.tensor([b])), True)
+    assert torch.allclose(twice, turned[1], 0, 3e-6)
 
 
 def test_strided_keys() -> None:

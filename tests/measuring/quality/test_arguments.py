@@ -14,16 +14,6 @@ DTYPE = ("--dtype", DEFAULT_DTYPE)
 SERVER = ["--server", "http://localhost:8000"]
 
 
-def test_what_is_not_given():
-    args = parse(["m", "--questions", "data/q.jsonl"])
-    assert (args.model, args.server, args.server_arguments) == ("m", None, DTYPE)
-    assert (args.questions, args.demo, args.limit) == (Path("data/q.jsonl"), False, None)
-    assert (args.modes, args.max_tokens, args.concurrency) == (None, 64, 1)
-    assert evaluated(args.calibrates, ["offset%25"]) == ("full", "shared", "parallel", "offset")
-    assert (args.output, args.overwrite, args.refusal) == (Path("results/eval-q"), False, "I don't know")
-    assert args.chunks == (2, 4, 8, 16)
-
-
 def test_arguments_for_the_server_follow_two_dashes():
     args = parse(["m", "--questions", "q", "--limit", "5", "--", "--max-tokens", "x", "--", "-y"])
     assert (args.limit, args.max_tokens) == (5, 64)

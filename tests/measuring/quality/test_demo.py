@@ -7,7 +7,7 @@ from collections import Counter
 
 from measuring.quality.questions.demo import demo_questions
 from measuring.quality.questions.demo_episodes import Shape, make_episode
-from measuring.quality.questions.demo_language import ATTRIBUTES, UNKNOWN, Words, split_of
+from measuring.quality.questions.demo_language import UNKNOWN, split_of
 from measuring.quality.questions.plain_english import CHUNKS
 
 QUESTIONS = demo_questions(60, numbers=CHUNKS)
@@ -34,14 +34,6 @@ def test_answers_are_told_and_names_are_held_out() -> None:
         assert any(value in chunk.text for chunk in question.chunks)
         entity = re.fullmatch(rf"The .* of (.*) is {re.escape(value)}\.", sentence)[1]
         assert {split_of(name) for name in entity.split()} == {"heldout"}
-
-
-def test_names_and_values_are_of_the_split_that_they_were_drawn_for() -> None:
-    for split in ("train", "heldout"):
-        words = Words(random.Random(1), split)
-        assert {split_of(words.name()) for _ in range(200)} == {split}
-        names = [value(words) for kind in ATTRIBUTES.values() for value in kind.values() if value is Words.name]
-        assert {split_of(name) for name in names} == {split}
 
 
 def test_an_episode_is_a_function_of_the_generator() -> None:

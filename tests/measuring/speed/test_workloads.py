@@ -26,15 +26,6 @@ def user_text(body):
     return body["messages"][-1]["content"]
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize("is_long", [False, True])
-def test_what_a_workload_says_of_itself(name, is_long):
-    workload = WORKLOADS[name](options(is_long=is_long))
-    assert workload.name == name
-    assert all((workload.title, workload.axis, workload.sizes()))
-    assert {claim.workload for claim in workload.claims()} == {name}
-
-
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", WORKLOADS)
 async def test_everything_claimed_is_measured_once_a_round(name, fakes, tmp_path):
