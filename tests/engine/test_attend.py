@@ -17,8 +17,6 @@ from tests.support.in_place import DRAFTS, LOADED, most
 
 BLOCK = 32
 ATTEND = ("--chunk-cache-placement", "attend", "--block-size", str(BLOCK))
-LITTLE = ("--num-gpu-blocks-override", "17", "--max-model-len", "480")
-"""Blocks for half a context of 1,000 tokens, and question and answer."""
 
 
 def assert_attended(response: dict[str, Any], oracle: Any, strategy: str, **options: Any) -> None:
@@ -86,26 +84,6 @@ def test_ordinary_requests_beside_attending_ones(server, oracle, text):
         else:
             assert_attended(answer[1], oracle("tiny-llama"), answer[0])
     assert complete(server, token_ids) == pytest.approx(alone, abs=1e-5)
-
-
-@pytest.mark.matrix
-@pytest.mark.serve_with(*ATTEND, *LITTLE)
-def test_a_context_needs_one_block_and_preempted_answers_stay_exact(server, oracle, text):
-    """Contexts of 300 tokens; with blocks for one such request, eight run at once, and are preempted by one another."""
-    groups = [[text(n) for n in (150, 120)] for _ in range(3)]
-    for chunks in groups:
-        ask(server, "offset", chunks, text(5))
-    before = server.metric("vllm:num_preemptions_total")
-
-    def send(i: int) -> Any:
-        return STRATEGIES[i % 3], ask(server, STRATEGIES[i % 3], groups[i % 3], text(9), max_tokens=60)
-
-    with most(server, "vllm:num_requests_running") as seen, ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(send, range(16)))
-    assert seen["vllm:num_requests_running"] > 4
-    assert server.metric("vllm:num_preemptions_total") > before, "vLLM did not preempt; the test shows nothing"
-    for strategy, answer in answers:
-        assert_attended(answer, oracle("tiny-llama"), strategy, steps=60)
 
 
 @pytest.mark.matrix

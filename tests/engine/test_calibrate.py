@@ -47,7 +47,7 @@ def of_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
 
 
 def test_the_demo_model_reuses_chunks(of_demo):
-    """test_demo.py has a server of it with a profile."""
+    """tests/engine/test_real_weights.py has a server that follows such a profile."""
     profile, _ = of_demo
     assert profile.trained_for == ("full", "shared", "offset")
     assert profile.weights == files_digest(DEMO_MODEL)

@@ -18,8 +18,7 @@ from tests.engine.server import TesseraServer, wait_until_gone
 from tests.families import FAMILIES, MAX_POSITIONS
 from tests.oracle import Oracle
 from tests.support.exactness import ask, assert_exact, assert_filled_hit_and_mixed_are_exact, statuses
-from tests.support.gpu_runtime import RUNTIME
-from tests.support.parallel import assert_many_requests_at_once_are_exact
+from tests.support.parallel import RUNTIME, assert_many_requests_at_once_are_exact
 
 pytestmark = pytest.mark.matrix
 

@@ -16,8 +16,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from app.models.demo_model import DEMO_MODEL
-from app.modes import mode_of
-from engine_ext.start.weights import files_digest
 from machine.server_process import ROOT, free_port
 from measuring.quality.command import main as evaluate
 from measuring.quality.questions.demo import demo_questions
@@ -27,7 +25,6 @@ from tests.engine.conftest import COMMON
 from tests.engine.server import ServerPool, TesseraServer
 from tests.oracle import STRATEGIES, Oracle
 from tests.processes import started
-from tests.support.profiles import make_profile
 
 MAX_TOKENS = 26
 EACH = 25
@@ -37,15 +34,9 @@ Results = dict[tuple[str, str], dict[str, Any]]
 """Results by question and mode."""
 
 
-PROFILE = make_profile(up_to_2="shared", up_to_4="offset")
-
-
 @pytest.fixture(scope="module")
-def server(pool: ServerPool, tmp_path_factory: pytest.TempPathFactory) -> TesseraServer:
-    """With a profile, which decides where a request leaves the choice."""
-    path = tmp_path_factory.mktemp("profile") / "profile.json"
-    path.write_text(PROFILE.model_copy(update={"weights": files_digest(DEMO_MODEL)}).model_dump_json())
-    return pool.get(str(DEMO_MODEL), "--dtype", "float32", *COMMON, "--profile", str(path))
+def server(pool: ServerPool) -> TesseraServer:
+    return pool.get(str(DEMO_MODEL), "--dtype", "float32", *COMMON)
 
 
 @pytest.fixture(scope="module")
@@ -97,15 +88,6 @@ def test_the_model_answers_and_admits_not_to_know(results):
         for result in results.values()
     ]
     assert sum(right) / len(right) >= 0.95
-
-
-@pytest.mark.matrix
-def test_a_profile_decides_by_the_number_of_chunks(server):
-    for number in range(1, 6):
-        chunks = [f"The access code of Falcon is {i}." for i in range(number)]
-        report = server.chat(chunks=chunks, question="?", max_tokens=2, temperature=0)["cache"]
-        assert report["decision"]["mode"] == PROFILE.decide(number).mode == mode_of(report)
-    assert report["reason"] == "the profile has nothing for 5 chunks"
 
 
 def run(*arguments: str, **environment: str) -> "AbstractContextManager[subprocess.Popen[str]]":

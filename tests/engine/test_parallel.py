@@ -13,9 +13,9 @@ from machine.server_process import python_path
 from tests.cores import all_cores
 from tests.engine.server import TesseraServer
 from tests.support.exactness import assert_filled_hit_and_mixed_are_exact
-from tests.support.gpu_runtime import RUNTIME
 from tests.support.parallel import (
     ENVIRONMENT,
+    RUNTIME,
     WORKERS,
     Text,
     assert_lost_pages_are_refused,

@@ -4,6 +4,7 @@
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from tests.engine.server import TesseraServer
 from tests.oracle import Oracle
@@ -17,6 +18,8 @@ WORKERS = {
     "tensor parallel": ("--tensor-parallel-size", "2"),
     "pipeline parallel": ("--pipeline-parallel-size", "2", "--no-enforce-eager"),
 }
+RUNTIME = Path(__file__).parents[1] / "engine" / "gpu_runtime"
+"""In the environment of a server that runs the CPU as vLLM runs GPUs."""
 ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_SERVER_DEV_MODE": "1"}
 
 
