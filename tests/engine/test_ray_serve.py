@@ -166,25 +166,6 @@ def test_a_client_that_leaves_frees_the_replica(cluster, text):
     until(lambda: not sum(cluster.metric("vllm:num_requests_running", name) for name in cluster.names()))
 
 
-def test_refusals_are_the_replicas_own(cluster):
-    refused = cluster.client.post("/v1/rag/chat", json={"chunks": "no list", "question": "?"})
-    assert refused.status_code == 400
-    assert refused.headers[REPLICA] in cluster.names()
-    assert cluster.client.get("/no/such/path").status_code == 404
-    nobody = cluster.client.get("/health", headers={REPLICA: "nobody"})
-    assert (nobody.status_code, nobody.json()["error"]["message"]) == (503, "no replica named 'nobody'")
-
-
-def test_clearing_clears_every_replica(cluster, text):
-    held = [cluster.ask(text(300)) for _ in range(6)]
-    answer = cluster.client.post("/v1/cache/clear").json()
-    assert set(answer["replicas"]) == cluster.names()
-    assert answer["cleared"] >= len(held)
-    for name in cluster.names():
-        stats = cluster.client.get("/v1/cache/stats", headers={REPLICA: name}).json()
-        assert stats["occupancy"]["segments"] == 0
-
-
 def test_a_killed_replica_is_replaced_and_nobody_is_refused(cluster, text):
     contents = [[text(300) for _ in range(2)] for _ in range(8)]
     known = [words(cluster.ask(*chunks)) for chunks in contents]
