@@ -250,9 +250,7 @@ def test_preempted(placement, servers, model_of, text):
 
 
 @pytest.fixture(scope="module")
-def pair(
-    servers: Servers, model_of: Callable[[int], Model], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[TesseraServer]]:
+def pair(servers, model_of, tmp_path_factory) -> Iterator[list[TesseraServer]]:
     """Two servers of one directory, the second without AMX."""
     folder = tmp_path_factory.mktemp("pair")
     tiers = ("--chunk-cache-tiers", f"host://?size=64MiB&timeout=60,file://{folder}/kv?size=1GiB&timeout=60")

@@ -2,7 +2,6 @@
 """`tessera calibrate` on real models, and servers with its profile."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,9 +58,7 @@ def asked(server: TesseraServer, chunks: list[str], **cache: Any) -> dict[str, A
 
 
 @pytest.fixture(scope="module")
-def of_random_weights(
-    serve: Any, model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Profile, Path]:
+def of_random_weights(serve, model_path, tmp_path_factory) -> tuple[Profile, Path]:
     """Expected answers are the model's own in full attention, so that any other answer counts as a loss."""
     server, folder, records = serve("tiny-llama"), tmp_path_factory.mktemp("random"), []
     for number in range(LEAST_ANSWERS + 10):

@@ -189,9 +189,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str
 
 
 @pytest.fixture(scope="module")
-def searching(
-    serve: Callable[..., TesseraServer], embedder: ServerProcess, tmp_path_factory: pytest.TempPathFactory
-) -> TesseraServer:
+def searching(serve, embedder, tmp_path_factory) -> TesseraServer:
     folder = str(tmp_path_factory.mktemp("collections"))
     url = f"{embedder.url}/v1?model=embedder"
     return serve("tiny-llama", "--retriever", url, "--collections", folder)

@@ -45,9 +45,7 @@ _PARAMS = [pytest.param(name, marks=[] if name == _IN_EVERY_RUN else [pytest.mar
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=_PARAMS)
-async def started(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[tuple[str, ChunkEngine, Path]]:
+async def started(request, tmp_path_factory) -> AsyncIterator[tuple[str, ChunkEngine, Path]]:
     folder = FAMILIES[request.param].build(tmp_path_factory.mktemp("family"))
     with environment(request.param):
         async with start_chunk_engine(arguments(request.param, folder), OPTIONS) as engine:

@@ -3,7 +3,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -26,9 +26,7 @@ CHAT = "/v1/rag/chat"
 
 
 @pytest.fixture(scope="module", params=PLACEMENTS)
-def split(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Any]
-) -> Iterator[Split]:
+def split(request, tmp_path_factory, model_path) -> Iterator[Split]:
     pytest.importorskip("nixl", reason="NIXL is not installed (docs/connectors.md)")
     with ExitStack() as stack:
         flags = (*NIXL, *PLACEMENTS[request.param], "--max-model-len", "2048", "--block-size", str(BLOCK))

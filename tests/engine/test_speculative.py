@@ -45,9 +45,7 @@ def method(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def speculation(
-    method: str, model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def speculation(method, model_path, tmp_path_factory) -> dict[str, Any]:
     model, options = model_path("tiny-llama"), {"method": method, "num_speculative_tokens": 2}
     if method == "ngram":
         return {**options, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
