@@ -197,12 +197,9 @@ async def test_another_process_finds_an_id_with_its_segments(tier, first, second
     assert tier.num_found == found  # a known id is not looked for
 
 
-async def test_an_id_that_is_asked_for_many_times_is_looked_for_once(tier, second):
+async def test_an_id_is_looked_for_once_and_in_its_namespace(tier, second, first):
     await second.records.recall("default", ["unknown"] * 1000)
     assert tier.num_found == 1
-
-
-async def test_ids_of_another_namespace_are_not_found(first, second):
     first.register()
     await first.records.flush()
     await second.records.recall("other", ["a"])
@@ -271,15 +268,13 @@ async def test_expired_segments_are_not_restored_and_their_record_goes(tier, fir
     assert tier.records == {}
 
 
-async def test_without_a_tier_that_outlives_the_server_nothing_is_written(tier):
+async def test_a_tier_that_fails_or_ends_with_the_server_has_no_records(tier):
     process = Process(tier, is_kept=False)
     process.register()
     assert len(process.records) == 0
     await process.records.recall("default", ["b"])
     assert (tier.records, tier.num_found) == ({}, 0)
 
-
-async def test_a_tier_that_fails_is_a_tier_without_records():
     class Failing:
         async def fail(self, *arguments: Any) -> None:
             raise TransferError("a worker has ended")

@@ -51,13 +51,10 @@ def test_only_what_turns_costs_a_rotation(deltas, rotations, selections, monkeyp
     assert (len(calls), operators.counts["where"]) == (rotations, selections)
 
 
-def test_interleaved_memory_is_refused():
+def test_npus_are_served_by_the_operators_and_interleaved_memory_is_refused(monkeypatch):
     memory = Memory.poisoned("BNH2D", Shape(4, 16, 2, 32), torch.float32, [frequencies(32)])
     with pytest.raises(UnsupportedKVError, match=r"strides .*\(ND\)"):
         npu_copier(memory.layers)
-
-
-def test_npus_are_served_by_the_operators(monkeypatch):
     monkeypatch.setattr(dispatch, "_device", lambda _: SimpleNamespace(type="npu"))  # torch has no such device here
     memory = Memory.poisoned(PAIR, Shape(4, 16, 2, 32), torch.float32, [frequencies(32)])
     copier = dispatch.copier_for(memory.layers, DEVICE_OPERATORS["A2"](FakeTorchNpu()).reshape_and_cache)

@@ -49,20 +49,14 @@ def test_magnitude_is_removed(magnitude: float, theta: float) -> None:
     assert ((found - inv_freq).abs() * 131072).max() < 1e-5
 
 
-def test_frequencies_that_are_not_float32_stay_float64() -> None:
+def test_frequencies_in_float64_pairs_that_never_turn_and_the_shortest_table() -> None:
     inv_freq = inverse_frequencies(64).double() / 3
     angles = torch.outer(torch.arange(8193, dtype=torch.float64), inv_freq)
     found = recover_frequencies(torch.cat((angles.cos(), angles.sin()), -1).float(), is_neox=True)
     assert ((found.inv_freq - inv_freq).abs() * 131072).max() < 1e-4
-
-
-def test_pairs_that_never_turn() -> None:
     inv_freq = inverse_frequencies(64)
     inv_freq[8:] = 0
     assert torch.equal(recover_frequencies(table(inv_freq), is_neox=True).inv_freq, inv_freq.double())
-
-
-def test_shortest_table() -> None:
     inv_freq = inverse_frequencies(8, 100.0)
     assert torch.allclose(recover_frequencies(table(inv_freq, rows=4), True).inv_freq, inv_freq.double())
 

@@ -93,12 +93,9 @@ async def test_of_several_reasons_the_same_is_given() -> None:
     assert await outcomes(engine, options=full, lora=lora) == [("full", "cache.mode is full")] * 2
 
 
-async def test_a_cache_that_is_off() -> None:
+async def test_a_cache_that_is_off_and_books_that_were_found_wrong() -> None:
     llm: Any = FakeLLM()
     assert await outcomes(ChunkEngine(llm, CacheOff("switched off"))) == [("full", "switched off")] * 2
-
-
-async def test_books_that_were_found_wrong() -> None:
     engine, _ = make_engine()
     assert await outcomes(engine) == [("chunked", None)] * 2
     engine.cache.manager.pool.allocate(1)  # a page without an owner

@@ -40,12 +40,9 @@ def row(length: int, num_tokens: int = 1, first: int = 0, blocks: range = range(
     return BatchRow(first, num_tokens, length, blocks)
 
 
-def test_tokens_of_the_prompt_read_everything(selection):
+def test_tokens_of_the_prompt_and_within_the_budget_read_everything(selection, keys):
     assert selection.step([row(PROMPT, PROMPT)]) is None
     assert selection.step([row(PROMPT)]) is None
-
-
-def test_tokens_within_the_budget_read_everything(keys):
     selection = selecting(keys, ["one"], prompt=2)
     assert selection.step([row(NUMBER * BLOCK)]) is None
     step = selection.step([row(NUMBER * BLOCK + 2, NUMBER * BLOCK)])

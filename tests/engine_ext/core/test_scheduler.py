@@ -85,17 +85,14 @@ def test_what_was_computed_behind_a_refused_load_is_not_saved(is_loaded_again: b
     assert half.finish_request(request) == ({"saved": True} if is_loaded_again else None)
 
 
-def test_after_a_preemption_saved_tokens_are_not_saved_again() -> None:
+def test_saved_tokens_are_saved_once_and_those_without_a_block_never() -> None:
     half, request = half_with(TransferPlan(saves=(CHUNK,)), 14, TABLES)
     half.build_step(step(0, 8, new=[[1, 2], [3, 4]]))
     assert not half.build_step(step(0, 8, cached=[[1, 2], [3, 4]], resumed=True)).saves
     (save, of_windows) = half.build_step(step(8, 6, cached=[[5, 6], [7, 8]])).saves
     assert (save.first_token, of_windows.block_ids) == (8, (3, 4, 7, 8))
     assert half.finish_request(request) == {"saved": True}
-
-
-def test_tokens_without_a_block_can_not_be_saved() -> None:
-    """Found in the engine's prefix cache, say."""
+    # Found in the engine's prefix cache, say.
     half, request = half_with(TransferPlan(saves=(CHUNK,)), 14, TABLES)
     assert not half.build_step(step(12, 2, new=[[1, 2, 3, 4], [0, 0, 5, 6]])).saves
     assert half.finish_request(request) is None

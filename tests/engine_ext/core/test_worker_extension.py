@@ -82,9 +82,14 @@ def test_a_pool_that_was_not_prepared_gives_its_memory_back(monkeypatch):
         half.check_room(0)
 
 
-def test_layers_with_other_data_in_their_blocks_are_refused(monkeypatch):
+def test_layers_with_other_data_and_dropped_blocks_are_refused(monkeypatch):
     told = prepared(AssertionError("not reached"), monkeypatch, LOCAL)
     assert told == {"reason": "KV of some layers can't be read from vLLM's blocks (ChunkedLocalAttentionSpec)"}
+    monkeypatch.setattr(worker_extension, "IS_ASCENDS", True)
+    half = WorkerHalf(1 << 20, 32, 32, tables=[SimpleNamespace()])  # type: ignore[list-item]
+    told = prepared(AssertionError("not reached"), monkeypatch, half=half)["reason"]
+    assert told.startswith("layers with windows drop blocks")
+    assert remedy_for(told) == OTHERWISE
 
 
 @pytest.mark.parametrize(
@@ -97,14 +102,6 @@ def test_on_npus_latent_attention_has_a_kind_of_its_own(fields, is_read, monkeyp
     spec = FakeMLAAttentionSpec(block_size=128, num_kv_heads=1, head_size=576, dtype=torch.bfloat16, **fields)
     told = prepared(UnsupportedModelError("reached"), monkeypatch, spec)["reason"]
     assert (told == "reached") is is_read
-
-
-def test_dropped_blocks_are_refused_where_vllm_can_not_fail_a_load(monkeypatch):
-    monkeypatch.setattr(worker_extension, "IS_ASCENDS", True)
-    half = WorkerHalf(1 << 20, 32, 32, tables=[SimpleNamespace()])  # type: ignore[list-item]
-    told = prepared(AssertionError("not reached"), monkeypatch, half=half)["reason"]
-    assert told.startswith("layers with windows drop blocks")
-    assert remedy_for(told) == OTHERWISE
 
 
 @pytest.mark.parametrize("is_ascend", [False, True])

@@ -51,19 +51,13 @@ def test_the_quickest_within_the_tolerance_and_of_those_as_quick_the_best(accura
     assert [each.mode for each in kind.measured] == list(accuracies)
 
 
-def test_another_tolerance():
+def test_reuse_must_stay_within_the_tolerance_save_time_and_be_tried_often():
     accuracies = {"full": 0.9, "shared": 0.84}
     assert [profile(accuracies, tolerance=t)[0].mode for t in (0.0, 0.05, 0.06)] == ["full", "full", "shared"]
-
-
-def test_reuse_that_saves_no_time_or_often_fell_back_is_not_chosen():
     accuracies = {"full": 0.9, "shared": 0.9}
     assert profile(accuracies)[0].mode == "shared"
     assert profile(accuracies, times={"full": 0.1, "shared": 0.2})[0].mode == "full"
     assert profile(accuracies, missing={("shared", i) for i in range(20)})[0].mode == "full"
-
-
-def test_too_few_answers_say_nothing():
     (few,) = profile({"full": 1.0, "shared": 1.0}, count=LEAST_ANSWERS - 1)
     assert (few.mode, few.is_certain) == ("full", False)
     (enough,) = profile({"full": 1.0, "shared": 1.0}, count=LEAST_ANSWERS)

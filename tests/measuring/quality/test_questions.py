@@ -106,21 +106,15 @@ def test_hotpotqa_and_2wikimultihopqa(load):
     assert load(HOTPOT) == load(f"[{json.dumps(HOTPOT)}]") == expected
     (other,) = load(HOTPOT, refusal="Not in the documents.")
     assert other.system.endswith("say: Not in the documents.")
-
-
-def test_paragraphs_without_text_are_left_out(load):
     (question,) = load({**HOTPOT, "context": [["Empty", []], ["Blank", [" "]], ["Elgava", ["It is on the Svēte."]]]})
     assert question.chunks == (Document("It is on the Svēte.", title="Elgava"),)
 
 
-def test_musique_has_a_question_twice(load):
+def test_musique_has_a_question_twice_and_longbench_passages(load):
     answerable, not_answerable = load(MUSIQUE, {**MUSIQUE, "answerable": False})
     chunks = (Document("Falcon is at Elgava.", title="Falcon"), Document("Founded by Ana Kalns.", title="Elgava"))
     assert answerable == Question("2hop__1_2", SYSTEM, chunks, MUSIQUE["question"], ("Ana Kalns", "A. Kalns"))
     assert not_answerable == Question("2hop__1_2 (unanswerable)", SYSTEM, chunks, MUSIQUE["question"], ())
-
-
-def test_longbench_passages(load):
     chunks = (Document("Falcon is in Riga.\nIt flies.", title="Falcon"), Document("No more than a line."))
     assert load(LONGBENCH) == [Question("e1", SYSTEM, chunks, "Where is Falcon?", ("Riga", "in Riga"))]
     (unanswerable,) = load({**LONGBENCH, "answers": ["unanswerable", "unanswerable"]})  # Qasper's word

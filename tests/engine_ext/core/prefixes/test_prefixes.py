@@ -140,9 +140,14 @@ def test_others_find_nothing(tag, fingerprint, server, tier, tmp_path):
     assert server.found(server.request(TAG)) == 6
 
 
-def test_requests_without_a_tag_store_nothing(server, tier):
+def test_nothing_without_a_tag_and_nothing_known_is_stored(server, tier):
     assert server.store(server.request(None), KEYS, SIX) == 0
     assert list(tier.list()) == []
+    assert server.store(server.request(TAG), KEYS[:2], SIX) == 2
+    assert server.store(server.request(TAG), KEYS[:3], SIX) == 1
+    tier.shrink(0)
+    assert server.found(server.request(TAG)) == 0  # and so they are known to be gone
+    assert server.store(server.request(TAG), KEYS[:3], SIX) == 3
 
 
 @pytest.mark.parametrize(("at_least", "expected"), [(2 * PER_FILE * BLOCK, 2), (2 * PER_FILE * BLOCK + 1, 0)])
@@ -151,21 +156,10 @@ def test_a_composition_is_found_whole_or_not_at_all(at_least, expected, server):
     assert server.found(server.request(PrefixTag.of("default", at_least))) == expected
 
 
-def test_nothing_known_is_stored_again(server, tier):
-    assert server.store(server.request(TAG), KEYS[:2], SIX) == 2
-    assert server.store(server.request(TAG), KEYS[:3], SIX) == 1
-    tier.shrink(0)
-    assert server.found(server.request(TAG)) == 0  # and so they are known to be gone
-    assert server.store(server.request(TAG), KEYS[:3], SIX) == 3
-
-
-def test_a_file_of_one_worker_alone_is_no_hit(server, tier):
+def test_files_that_are_damaged_or_of_one_worker_alone_are_missing(server, tier):
     server.store(server.request(TAG), KEYS[:3], SIX)
     tier.delete(min(stored.address for stored in tier.list() if stored.address.rank == 1))
     assert server.found(server.request(TAG)) < 3
-
-
-def test_damaged_files_are_missing(server, tier):
     server.store(server.request(TAG), KEYS[:3], SIX)
     for stored in list(tier.list()):
         path = tier.path(stored.address)
@@ -258,7 +252,7 @@ def test_a_slow_tier_gives_the_beginning(tmp_path):
     assert 0 < server.found(server.request(TAG)) < 6
 
 
-def test_staged_files_are_forgotten(server):
+def test_staged_files_are_forgotten_and_an_aborted_requests_load_goes_on(server):
     server.store(server.request(TAG), KEYS[:3], SIX)
     loaded, aborted, unused = (server.request(TAG) for _ in range(3))
     for context in (loaded, aborted, unused):
@@ -268,9 +262,6 @@ def test_staged_files_are_forgotten(server):
     for context in (loaded, aborted, unused):
         server.manager.on_request_finished(context)
     until(lambda: not server.num_staged(), 30)
-
-
-def test_an_aborted_requests_load_goes_on(server):
     server.store(server.request(TAG), KEYS[:3], SIX)
     context = server.request(TAG)
     assert server.found(context) == 3
