@@ -207,9 +207,6 @@ def test_documents_of_anthropic_messages(server: TesseraServer, text: Text) -> N
     response = server.post("/v1/messages", {**body, "cache": {"explain": True}})
     cached_tokens = response["usage"]["cache_read_input_tokens"]
     assert_same(response["kv_transfer_params"]["cache"], response["content"][0]["text"], cached_tokens, expected)
-
-
-def test_documents_of_a_streamed_anthropic_message(server: TesseraServer, text: Text) -> None:
     body = {**anthropic_body(same_request(text), server.model), "stream": True}
     with server.client.stream("POST", "/v1/messages", json=body) as response:
         lines = [line for line in response.iter_lines() if "message_stop" in line and line.startswith("data: ")]
@@ -272,12 +269,18 @@ def test_bad_requests_name_the_field(fields: dict[str, Any], parameter: str, ser
     assert parameter in error["param"], error
 
 
-def test_a_prompt_too_long_names_its_segments(server: TesseraServer, text: Text) -> None:
+def test_what_a_request_is_refused_for(server: TesseraServer, text: Text) -> None:
     body = {"chunks": [text(5000), text(4000)], "question": "What?"}
     error = server.post("/v1/rag/chat", body, status=400)["error"]
     assert "chunk 0: 5002, chunk 1: 4002, question:" in error["message"]
     assert "8192" in error["message"]
     assert error["param"] == "chunks"
+    body = {"messages": [{"role": "user", "content": "What?"}], "max_tokens": 1, "stream_interval": "9" * 40}
+    assert "64 bits" in server.post("/v1/chat/completions", body, status=400)["error"]["message"]
+    body = {"model": "nobody/nothing", "chunks": ["a"], "question": "b"}
+    error = server.post("/v1/rag/chat", body, status=404)["error"]
+    assert "nobody/nothing" in error["message"]
+    assert error["param"] == "model"
 
 
 def test_a_grammar_that_takes_too_long_is_refused_and_keeps_nobody_waiting(server: TesseraServer) -> None:
@@ -291,21 +294,9 @@ def test_a_grammar_that_takes_too_long_is_refused_and_keeps_nobody_waiting(serve
     assert answer["choices"][0]["message"]["content"] == "a"
 
 
-def test_integers_that_the_engine_cant_be_sent_are_refused_as_text_too(server: TesseraServer) -> None:
-    body = {"messages": [{"role": "user", "content": "What?"}], "max_tokens": 1, "stream_interval": "9" * 40}
-    assert "64 bits" in server.post("/v1/chat/completions", body, status=400)["error"]["message"]
-
-
 def test_max_tokens_default_to_what_is_left(server: TesseraServer, text: Text) -> None:
     response = server.chat(chunks=[text(8100)], question="What?", temperature=0, ignore_eos=True)
     assert response["usage"]["total_tokens"] == 8192
-
-
-def test_unknown_model(server: TesseraServer) -> None:
-    body = {"model": "nobody/nothing", "chunks": ["a"], "question": "b"}
-    error = server.post("/v1/rag/chat", body, status=404)["error"]
-    assert "nobody/nothing" in error["message"]
-    assert error["param"] == "model"
 
 
 @pytest.mark.parametrize(

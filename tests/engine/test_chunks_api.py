@@ -112,10 +112,15 @@ def test_an_id_belongs_to_its_namespace_and_salt(server, namespace, text):
     assert "secret" not in str(entry)
 
 
-def test_an_unknown_id_is_not_found(server, text):
+def test_unknown_ids_and_bad_filters_and_plans_are_refused(server, text):
     for path in ("/v1/rag/chat", "/v1/rag/plan", "/v1/rag/chunks"):
         body = {"chunks": ["a", {"id": text(9)}], **({} if path.endswith("chunks") else {"question": "What?"})}
         assert error_of(server, path, body, 404).startswith("chunks.1.id: unknown chunk id")
+    assert "limit" in server.get("/v1/rag/chunks", 400, limit=0)["error"]["param"]
+    for fields in ({"question": ""}, {"chunks": [""]}, {"chunks": [text(9000)]}, {"colour": "red"}):
+        body = {**question([text(5)]), **fields}
+        chat, plan = (server.post(f"/v1/rag/{name}", body, 400)["error"] for name in ("chat", "plan"))
+        assert chat == plan
 
 
 BAD_BODIES = [
@@ -216,10 +221,6 @@ def test_pages_cover_everything_once(server, namespace, text):
     assert {len(page) for page in got[:-1]} == {5}
     assert len(listed(server, namespace=namespace)) == 24  # with the system segment
     assert set(keys) < set(listed(server))
-
-
-def test_a_bad_filter_is_named(server):
-    assert "limit" in server.get("/v1/rag/chunks", 400, limit=0)["error"]["param"]
 
 
 def test_one_chunk_shows_its_use(server, namespace, text):
@@ -413,13 +414,6 @@ def test_a_plan_knows_what_the_pool_can_not_hold(small, text):
     assert f"of {PAGES} can be freed" in agreed(25)
     small.ingest([text(60) for _ in range(15)], pin=True)
     assert agreed(10)
-
-
-def test_bad_plans_are_refused_like_bad_chats(server, text):
-    for fields in ({"question": ""}, {"chunks": [""]}, {"chunks": [text(9000)]}, {"colour": "red"}):
-        body = {**question([text(5)]), **fields}
-        chat, plan = (server.post(f"/v1/rag/{name}", body, 400)["error"] for name in ("chat", "plan"))
-        assert chat == plan
 
 
 # Documentation

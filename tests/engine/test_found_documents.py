@@ -87,7 +87,7 @@ def test_documents_in_several_messages(server, oracle, text) -> None:
         assert_exact(answer, oracle("tiny-llama"))
 
 
-def test_another_namespace_finds_nothing(server, text) -> None:
+def test_another_namespace_and_ordinary_prompts_find_nothing(server, text) -> None:
     passage = text(100)
     messages = [{"role": "user", "content": f"{passage}\n\nWhy?"}]
     server.chat(chunks=[passage], question="Why?", max_tokens=1, cache={"namespace": "mine"})
@@ -97,9 +97,6 @@ def test_another_namespace_finds_nothing(server, text) -> None:
     salted = ask(server, messages, cache={"namespace": "mine"}, cache_salt="salt")
     assert "found" not in report_of(salted)
     assert len(report_of(ask(server, messages, cache={"namespace": "mine"}))["found"]) == 1
-
-
-def test_an_ordinary_prompt_stays_one(server, text) -> None:
     plain = [{"role": "user", "content": text(300)}]
     for messages, documents in ((plain, "auto"), (FORMS["open_webui"]([text(50)], 1), "off")):
         report = report_of(ask(server, messages, cache={"documents": documents}))

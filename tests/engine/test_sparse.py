@@ -77,7 +77,7 @@ def test_closed_gaps_are_the_request_without_the_other_chunks(strategy, server, 
 
 
 @pytest.mark.serve_with(*PROBED)
-def test_some_cached_some_not(server, oracle, text):
+def test_some_cached_some_given_twice_and_full_attention(server, oracle, text):
     chunks = [text(length) for length in LENGTHS]
     ask(server, "offset", chunks[:2], text(9))
     ask_sparse(server, "offset", chunks[:4], text(9))
@@ -92,6 +92,16 @@ def test_some_cached_some_not(server, oracle, text):
     assert report["tokens"]["computed"] == len(segments(report)[2]) + sum(
         report["chunks"][index]["tokens"] for index in computed
     )
+    twice = text(60)
+    for _ in range(2):
+        response = ask_sparse(server, "offset", [twice, text(90), twice, text(100)], text(20))
+        assert_selected(server, response, oracle("tiny-llama"), "offset")
+        assert_exact(response, oracle("tiny-llama"), "offset")
+    chunks = [text(length) for length in LENGTHS]
+    full = ask_sparse(server, "offset", chunks, text(20), {"mode": "full"})["cache"]
+    assert full["mode"] == "full"
+    assert "left_out" not in full["tokens"]
+    assert all("kept" not in chunk for chunk in full["chunks"])
 
 
 @pytest.mark.serve_with(*PROBED)
@@ -117,24 +127,6 @@ def test_scopes_and_prompts_without_a_system_segment(cache, server, oracle, text
         response = ask_sparse(server, "offset", chunks, text(20), cache, system=system)
         assert_selected(server, response, oracle("tiny-llama"), "offset")
         assert_exact(response, oracle("tiny-llama"), "offset")
-
-
-@pytest.mark.serve_with(*PROBED)
-def test_a_chunk_given_twice(server, oracle, text):
-    twice = text(60)
-    for _ in range(2):
-        response = ask_sparse(server, "offset", [twice, text(90), twice, text(100)], text(20))
-        assert_selected(server, response, oracle("tiny-llama"), "offset")
-        assert_exact(response, oracle("tiny-llama"), "offset")
-
-
-@pytest.mark.serve_with(*PROBED)
-def test_reports_of_full_attention_leave_nothing_out(server, text):
-    chunks = [text(length) for length in LENGTHS]
-    full = ask_sparse(server, "offset", chunks, text(20), {"mode": "full"})["cache"]
-    assert full["mode"] == "full"
-    assert "left_out" not in full["tokens"]
-    assert all("kept" not in chunk for chunk in full["chunks"])
 
 
 def test_requests_may_ask_for_a_budget_on_any_server(server, oracle, text):

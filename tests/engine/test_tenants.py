@@ -59,17 +59,21 @@ def error(server: TesseraServer, name: str, method: str, path: str, **fields: An
     return response.status_code, response.json().get("error", {})
 
 
-def test_no_tenant_hits_anothers_chunks(server, text):
+def test_chunks_are_the_tenants_own_but_in_a_namespace_that_both_keys_open(server, text):
     document = text(200)
     assert ask(server, "acme", [document]) == ["filled"]
     assert ask(server, "beta", [document]) == ["filled"]
     assert ask(server, "acme", [document]) == ask(server, "beta", [document]) == ["hit"]
-
-
-def test_a_namespace_that_both_keys_open_is_shared(server, text):
     document, public = text(200), {"namespace": "public"}
     assert ask(server, "acme", [document], cache=public) == ["filled"]
     assert ask(server, "beta", [document], cache=public) == ["hit"]
+    body = {"chunks": [text(200)], "question": "and"}
+    ask(server, "acme", body["chunks"])
+    with acting(server, "beta"):
+        theirs = server.post("/v1/rag/plan", body)
+    with acting(server, "acme"):
+        own = server.post("/v1/rag/plan", body)
+    assert [chunk["status"] for chunk in theirs["chunks"]] != [chunk["status"] for chunk in own["chunks"]]
 
 
 @pytest.mark.parametrize(
@@ -85,16 +89,6 @@ def test_no_tenant_names_anothers_namespace(path, body, server):
     status, said = error(server, "beta", "POST", path, json={**body, "cache": {"namespace": "acme"}})
     assert (status, said.get("param")) == (400, "cache.namespace"), said
     assert "this API key does not open the namespace 'acme'" in said["message"]
-
-
-def test_what_a_plan_finds_is_the_tenants_own(server, text):
-    body = {"chunks": [text(200)], "question": "and"}
-    ask(server, "acme", body["chunks"])
-    with acting(server, "beta"):
-        theirs = server.post("/v1/rag/plan", body)
-    with acting(server, "acme"):
-        own = server.post("/v1/rag/plan", body)
-    assert [chunk["status"] for chunk in theirs["chunks"]] != [chunk["status"] for chunk in own["chunks"]]
 
 
 def test_ids_are_the_tenants_own(server, text):
@@ -142,16 +136,10 @@ def test_vllms_prefix_cache_is_the_tenants_own(server, text):
     assert num_cached(server, "beta", prompt) == 0
     assert num_cached(server, "beta", prompt, cache_salt="own") == 0
     assert num_cached(server, "beta", prompt, cache_salt="own") > 0
-
-
-def test_a_guessed_salt_opens_nothing(server, text):
     prompt = text(300)
     num_cached(server, "acme", prompt)
     for salt in ("acme", "default"):
         assert num_cached(server, "beta", prompt, cache_salt=salt) == 0
-
-
-def test_fills_and_full_attention_leave_nothing_for_others(server, text):
     chunks, fields = [text(300)], {"question": "and", "max_tokens": 2, "cache": {"mode": "full"}}
     with acting(server, "acme"):
         server.chat(chunks=chunks, **fields)

@@ -66,7 +66,7 @@ def test_a_long_document_is_split_into_chunks_within_the_window(windowed, refere
     assert WINDOW // 2 < max(chunk["tokens"] for chunk in split) <= WINDOW
 
 
-def test_prompts_in_full_attention_stay_within_the_trained_positions(windowed, text):
+def test_prompts_and_answers_stay_within_the_trained_positions(windowed, text):
     chunks = [text(length) for length in LENGTHS]
     for cache in ({"mode": "full"}, {"position_strategy": "offset"}):
         body = {"chunks": chunks, "question": "?", "max_tokens": 4}
@@ -74,9 +74,6 @@ def test_prompts_in_full_attention_stay_within_the_trained_positions(windowed, t
         assert f"the model was trained for {TRAINED}" in refused["error"]["message"]
     refused = windowed.post("/v1/completions", {"prompt": text(600), "max_tokens": 4}, status=400)
     assert f"the model was trained for {TRAINED}" in refused["error"]["message"]
-
-
-def test_answers_end_at_the_trained_positions(windowed, text):
     prompt = text(TRAINED - 20)
     body = {"prompt": prompt, "max_tokens": 100, "ignore_eos": True, "temperature": 0}
     usage = windowed.post("/v1/completions", body)["usage"]
