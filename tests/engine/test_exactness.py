@@ -41,16 +41,11 @@ def test_every_order_of_four(model, strategy, server, oracle, text):
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
-def test_number_of_chunks(model, strategy, server, oracle, text):
+def test_any_number_of_chunks_and_one_given_twice(model, strategy, server, oracle, text):
     for lengths in ([90], [60 + 11 * i for i in range(12)]):
         chunks = [text(n) for n in lengths]
         for _ in ("filled", "hit"):
             assert_exact(ask(server, strategy, chunks, text(15)), oracle(model), strategy)
-
-
-@pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
-@pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
-def test_a_chunk_given_twice(model, strategy, server, oracle, text):
     twice, other = text(70), text(40)
     for status in ("filled", "hit"):
         response = ask(server, strategy, [twice, other, twice], text(15))

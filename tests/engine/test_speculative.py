@@ -67,10 +67,7 @@ def test_answers_are_exact(server: TesseraServer, method: str, oracle: Any, text
     if method == "draft_model":
         # The model drafts for itself: drafts are right if its layers' KV of the chunks is.
         assert num_accepted / num_drafted > 0.95
-
-
-def test_a_repeated_layout(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """vLLM's prefix cache (whose last block EAGLE drops) hits composed blocks of the same layout."""
+    # vLLM's prefix cache (whose last block EAGLE drops) hits composed blocks of the same layout.
     chunks, question = [text(300), text(200)], text(200)
     for status in ("filled", "hit", "hit"):
         response = ask(server, "shared", chunks, question)

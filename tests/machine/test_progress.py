@@ -30,11 +30,13 @@ def test_progress_speaks_while_it_lasts(capsys, monkeypatch):
     assert "progress" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_stages_follow_one_another_each_with_its_time(capsys):
+def test_stages_follow_one_another_and_no_character_steers_the_terminal(capsys):
     with progress.progress("loading") as shown:
         shown.begin("checking")
     lines = re.sub(r"\d+\.\d s", "T", capsys.readouterr().err).splitlines()
     assert lines == [f"tessera: {stage}{end}" for stage in ("loading", "checking") for end in (" …", ": T")]
+    progress.say("a\x1b[2J\r\udc80b\nc")
+    assert capsys.readouterr().err == "tessera: a\\x1b[2J\\r\\x80b\nc\n"
 
 
 def test_a_terminal_has_one_live_line_that_others_lines_replace(monkeypatch):
@@ -49,11 +51,6 @@ def test_a_terminal_has_one_live_line_that_others_lines_replace(monkeypatch):
         f"{clear}tessera: lo\r{clear}WARNING: x\n{clear}tessera: loading the weights: "
     )
     assert terminal.getvalue().endswith(" s\n")
-
-
-def test_no_character_of_a_message_steers_the_terminal(capsys):
-    progress.say("a\x1b[2J\r\udc80b\nc")
-    assert capsys.readouterr().err == "tessera: a\\x1b[2J\\r\\x80b\nc\n"
 
 
 # Progress of a run, as a bar and as lines

@@ -62,7 +62,7 @@ def torch_npu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "torch_npu.py"
 
 
-def test_on_npus_another_process_asks_for_the_memory(torch_npu):
+def test_on_npus_another_process_asks_for_the_memory_and_without_an_answer_there_is_no_cache(torch_npu):
     """It has 64 GiB; vLLM-Ascend's platform raises."""
     torch_npu.write_text(f"""
 class npu:
@@ -73,9 +73,6 @@ print("a line of the driver's")
     args = arguments(0.9)
     assert memory.make_room(args, 16 * GIB) == 16 * GIB
     assert args.gpu_memory_utilization == pytest.approx(0.65)
-
-
-def test_an_npu_without_an_answer_is_a_reason_against_the_cache(torch_npu):
     torch_npu.write_text("raise ImportError('libhccl.so: cannot open shared object file')")
     args = arguments(0.9)
     reason = str(memory.make_room(args, GIB))

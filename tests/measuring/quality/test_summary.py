@@ -68,9 +68,6 @@ def test_answers_in_another_mode_and_refused_requests_are_counted_apart():
     assert (row.answers, row.accuracy.mean, row.ttft_cached_s, row.ttft_computed_s) == (1, 1.0, 1.0, None)
     assert row.fell_back == {"the chunk cache is off": 2, "the server gave no reason": 2}
     assert row.refused == {"too long": 1}
-
-
-def test_where_nothing_ran_as_asked_there_is_nothing_but_the_reason():
     row = overall([make_result("shared", cache=make_report("full", reason="off")), make_result("full")], "shared")
     shown = (row.answers, row.accuracy, row.difference, row.f1, row.ttft_computed_s, row.reused_share, row.fell_back)
     assert shown == (0, None, None, None, None, None, {"off": 1})
