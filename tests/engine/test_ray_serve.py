@@ -31,13 +31,8 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.matrix
 START_TIMEOUT_S = 240
 REPLICA = "x-tessera-replica"
-FLAGS = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "max_model_len": 8192,
-    "kv_cache_memory_bytes": "256M",
-    "chunk_cache_memory": "256MiB",
-}
+FLAGS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 8192}
+FLAGS |= {"kv_cache_memory_bytes": "256M", "chunk_cache_memory": "256MiB"}
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "RAY_worker_niceness": "0",  # by default Ray's workers run at low priority
@@ -60,14 +55,8 @@ class RayCluster:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in {**ENVIRONMENT, "TEST_RAY_FOLDER": self.folder}.items():
                 patch.setenv(name, value)
-            ray.init(
-                num_cpus=2,
-                object_store_memory=100 << 20,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="error",
-                _temp_dir=self.folder,
-            )
+            quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+            ray.init(num_cpus=2, object_store_memory=100 << 20, _temp_dir=self.folder, **quiet)
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         small = {"ray_actor_options": {"num_cpus": 0.5}}

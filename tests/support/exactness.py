@@ -57,15 +57,9 @@ def assert_exact(
     tokens = response["choices"][0]["token_ids"]
     assert len(tokens) == steps
     assert ("opening" in report) == (report["scope"] == "isolated")
-    expected = oracle.score(
-        strategy,
-        segments(report),
-        tokens,
-        report.get("opening"),
-        windows_of(report),
-        kept=kept_of(report) if "left_out" in report["tokens"] else None,
-        contexts=contexts_of(report),
-    )
+    kept = kept_of(report) if "left_out" in report["tokens"] else None
+    options = {"kept": kept, "contexts": contexts_of(report)}
+    expected = oracle.score(strategy, segments(report), tokens, report.get("opening"), windows_of(report), **options)
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
     assert max(differences) <= tolerance, differences
     best = expected.distributions.max(dim=-1).values.tolist()

@@ -23,14 +23,8 @@ def _root():
 def plain(token_ids, salt=None):
     """An ordinary request, created as by vLLM."""
     hasher = get_request_block_hasher(BLOCK, get_hash_fn_by_name(ALGORITHM))
-    return Request(
-        request_id="r",
-        prompt_token_ids=list(token_ids),
-        sampling_params=SamplingParams(max_tokens=9),
-        pooling_params=None,
-        cache_salt=salt,
-        block_hasher=hasher,
-    )
+    asked = {"prompt_token_ids": list(token_ids), "sampling_params": SamplingParams(max_tokens=9)}
+    return Request(request_id="r", **asked, pooling_params=None, cache_salt=salt, block_hasher=hasher)
 
 
 def composed(chunks, question=QUESTION, salt=None, layout_salt="layout", system=SYSTEM):

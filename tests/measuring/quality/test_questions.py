@@ -58,15 +58,8 @@ def load(tmp_path):
 
 
 def test_all_fields(load):
-    record = {
-        "id": "a",
-        "system": "Answer.",
-        "chunks": ["One.", {"title": "B", "text": "Two."}, {"text": "Three."}],
-        "question": "Which?",
-        "answers": ["one", "two"],
-        "kind": "hard",
-        "metadata": {"anything": [1]},
-    }
+    record = {"id": "a", "system": "Answer.", "chunks": ["One.", {"title": "B", "text": "Two."}, {"text": "Three."}]}
+    record |= {"question": "Which?", "answers": ["one", "two"], "kind": "hard", "metadata": {"anything": [1]}}
     chunks = (Document("One."), Document("Two.", title="B"), Document("Three."))
     assert load(record) == [Question("a", "Answer.", chunks, "Which?", ("one", "two"), "hard")]
 
