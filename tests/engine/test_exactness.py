@@ -23,7 +23,6 @@ from tests.support.exactness import (
     statuses,
 )
 
-BLOCK = 128  # vLLM's default block size on the CPU
 IS_IN_PLACE = os.environ.get("TESSERA_CHUNK_CACHE_PLACEMENT") == "in-place"
 """These tests may run in place, where white space pads segments to whole blocks."""
 

@@ -65,13 +65,6 @@ def image(size: int) -> Fields:
     return chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": url}]}])
 
 
-def nested(depth: int, leaf: Any = 1) -> Any:
-    value = leaf
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
 BODIES: dict[str, Callable[[], bytes]] = {
     "open brackets": lambda: b"[" * SIZE,
     "brackets in a field": lambda: b'{"messages": ' + b"[" * (SIZE - 20),
