@@ -99,9 +99,6 @@ def told_with_bound_threads(script: str) -> str:
     return done.stdout.strip()
 
 
-def test_parts_run_on_the_cores_that_torchs_threads_are_bound_to():
+def test_threads_run_on_the_cores_that_torchs_are_bound_to_and_one_alone_on_every_core():
     assert told_with_bound_threads(_CORES) == "[[0], [1]]"
-
-
-def test_a_thread_alone_runs_on_every_core_and_leaves_the_others_their_threads():
     assert told_with_bound_threads(_ALONE).split("\n") == ["[0, 1] 1", "2"]

@@ -34,12 +34,9 @@ async def outcomes(
     return [(plan["mode"], plan["reason"]), (report.mode, report.reason)]
 
 
-async def test_a_quota_that_the_chunks_exceed() -> None:
+async def test_a_quota_that_the_chunks_exceed_or_another_request_uses_up() -> None:
     engine, _ = make_engine(quota_of=lambda owner: Quota(pages=2))
     assert await outcomes(engine) == [("full", "the chunks need more than what 'default' may have of the pool")] * 2
-
-
-async def test_a_quota_that_another_request_uses_up() -> None:
     engine, _ = make_engine(quota_of=lambda owner: Quota(segments=3))
     other = replace(TWO, chunks=(chunk(300, 4),))
     manager = engine.cache.manager

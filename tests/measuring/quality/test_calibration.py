@@ -80,7 +80,7 @@ def test_answers_that_are_all_alike_are_certain_of_no_more_than_their_number_all
     assert (kind.mode, kind.is_certain) == ("shared", is_certain)
 
 
-def test_kinds_go_by_the_number_of_chunks():
+def test_kinds_go_by_the_number_of_chunks_and_are_not_certain_where_reuse_was_never_timed():
     results = [
         make_result(mode, f"{chunks}-{i}", text, chunks=chunks, ttft_s=MODES[mode], cache=make_report(mode))
         for chunks, of_shared in ((8, "Paris"), (2, "Riga"))
@@ -89,9 +89,6 @@ def test_kinds_go_by_the_number_of_chunks():
     ]
     found = kinds(rows_by_chunks(results, "I don't know"), 0.02)
     assert [(kind.min_chunks, kind.max_chunks, kind.mode) for kind in found] == [(2, 2, "shared"), (8, 8, "full")]
-
-
-def test_full_attention_is_not_certain_where_reuse_was_never_timed():
     results = [
         make_result(mode, f"{i}", chunks=2, cache=make_report(mode, *(() if mode == "full" else ("filled",))))
         for mode in ("full", "shared")

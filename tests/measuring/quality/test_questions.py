@@ -57,14 +57,11 @@ def load(tmp_path):
 # Tessera's own format
 
 
-def test_all_fields(load):
+def test_all_fields_and_what_may_be_left_out(load):
     record = {"id": "a", "system": "Answer.", "chunks": ["One.", {"title": "B", "text": "Two."}, {"text": "Three."}]}
     record |= {"question": "Which?", "answers": ["one", "two"], "kind": "hard", "metadata": {"anything": [1]}}
     chunks = (Document("One."), Document("Two.", title="B"), Document("Three."))
     assert load(record) == [Question("a", "Answer.", chunks, "Which?", ("one", "two"), "hard")]
-
-
-def test_what_may_be_left_out(load):
     question = {"chunks": ["One."], "question": "Which?"}
     assert load(OWN, "", "  \r", {**question, "answer": "one"}, {**question, "answers": []}) == [
         Question("1", "", (Document("One."),), "Which?", ("one",)),
