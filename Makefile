@@ -59,7 +59,7 @@ test-gpu-runtime: setup ## run tests with the CPU run as vLLM runs GPUs (exactne
 test-amx: setup ## run tests of bfloat16 with K and V in AMX's layout, emulated; others in ARGS
 	@scripts/test_servers.sh
 	PYTHONPATH="$(CURDIR)/tests/engine/amx_runtime" $(PYTEST) $(PARALLEL) \
-		$(or $(ARGS),-k bfloat16 tests/engine/test_exactness.py tests/engine/test_attend.py)
+		$(or $(ARGS),-k bfloat16 tests/engine/test_exactness.py)
 
 test-tiers: setup ## run tests with tiers on, chunks copied and shared in place (exactness, faults, isolation); others in ARGS
 	@scripts/test_servers.sh

@@ -17,17 +17,8 @@ from tests.oracle import Oracle
 from tests.processes import end
 
 MAX_MODEL_LEN = 8192
-COMMON = (
-    "--enforce-eager",
-    "--max-model-len",
-    str(MAX_MODEL_LEN),
-    "--kv-cache-memory-bytes",
-    "256M",
-    "--chunk-cache-memory",
-    "256MiB",
-    "--max-logprobs",
-    "300",
-)
+COMMON = ("--enforce-eager", "--max-model-len", str(MAX_MODEL_LEN), "--max-logprobs", "300")
+COMMON += ("--kv-cache-memory-bytes", "256M", "--chunk-cache-memory", "256MiB")
 ALWAYS_FETCHING = ("tests.engine.always_fetching", "serve")
 """Starts servers that fetch and load, however quickly they could compute."""
 

@@ -107,15 +107,6 @@ class FaultyConnector(ChunkCacheConnector):
             self.worker = FaultyWorkerHalf(half.pool_bytes, half.page_tokens, half.engine_block_size)
 
 
-class WrongSignConnector(FaultyConnector):
-    """Faulty from the start."""
-
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        if isinstance(self.worker, FaultyWorkerHalf):
-            self.worker.fault = "wrong sign"
-
-
 class FaultyWorkerExtension(ChunkCacheWorkerExtension):
     def inject_fault(self, fault: str) -> None:
         connector = get_kv_transfer_group()

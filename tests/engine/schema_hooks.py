@@ -7,15 +7,9 @@ from typing import Any
 import schemathesis
 
 MOST_TOKENS = 4
-_LENGTHS = {
-    "/v1/rag/chat": "max_tokens",
-    "/v1/chat/completions": "max_tokens",
-    "/v1/chat/completions/batch": "max_tokens",
-    "/v1/completions": "max_tokens",
-    "/v1/messages": "max_tokens",
-    "/v1/responses": "max_output_tokens",
-    "/invocations": "max_tokens",
-}
+_CHATS = ("/v1/rag/chat", "/v1/chat/completions", "/v1/chat/completions/batch")
+_OTHERS = ("/v1/completions", "/v1/messages", "/invocations")
+_LENGTHS = {**dict.fromkeys((*_CHATS, *_OTHERS), "max_tokens"), "/v1/responses": "max_output_tokens"}
 
 
 @schemathesis.hook

@@ -50,26 +50,13 @@ def adapted(model_path: Callable[[str], Path], adapter: Path, pool: ServerPool) 
     return pool.get(*arguments_of(model_path("tiny-llama")), "--chunk-adapter", str(adapter))
 
 
-def test_the_ready_line_names_it(adapted: TesseraServer, adapter: Path) -> None:
-    assert f"chunks computed with the adapter {adapter}" in adapted.log.read_text()
-
-
 @pytest.mark.parametrize("strategy", [None, "offset", "shared", "parallel"])
-def test_the_server_predicts_what_training_predicts(
-    adapted: TesseraServer, adapter: Path, model_path: Callable[[str], Path], strategy: Any
-) -> None:
-    """The first strategy that it was trained for is the default."""
-    answer = adapted.chat(
-        system=SYSTEM,
-        chunks=[document.text for document in DOCUMENTS],
-        question=QUESTION,
-        max_tokens=STEPS,
-        temperature=0,
-        ignore_eos=True,
-        logprobs=True,
-        return_token_ids=True,
-        cache={"position_strategy": strategy} if strategy else {},
-    )
+def test_the_server_predicts_what_training_predicts(adapted, adapter, model_path, strategy):
+    """The first strategy that it was trained for is the default; the ready line names the adapter."""
+    assert f"chunks computed with the adapter {adapter}" in adapted.log.read_text()
+    asked: Any = {"system": SYSTEM, "chunks": [document.text for document in DOCUMENTS], "question": QUESTION}
+    asked |= {"max_tokens": STEPS, "temperature": 0, "ignore_eos": True, "logprobs": True, "return_token_ids": True}
+    answer = adapted.chat(**asked, cache={"position_strategy": strategy} if strategy else {})
     report, (choice,) = answer["cache"], answer["choices"]
     strategy = strategy or "shared"
     assert (report["mode"], report["position_strategy"]) == ("chunked", strategy)

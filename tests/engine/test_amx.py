@@ -135,9 +135,7 @@ def assert_chunks_are_as_close(server: TesseraServer, oracle: Oracle, text: Text
 
 @pytest.mark.parametrize("block_size", BLOCKS)
 @pytest.mark.parametrize("head_size", HEADS)
-def test_emulated_attention_has_the_bits_of_vllms_own(
-    head_size: int, block_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emulated_attention_has_the_bits_of_vllms_own(head_size, block_size, monkeypatch):
     """For requests that begin, continue and decode, whose blocks are scattered."""
     ops = pytest.importorskip("vllm._custom_ops")
     if not hasattr(torch.ops._C, "cpu_attn_reshape_and_cache"):
@@ -156,36 +154,14 @@ def test_emulated_attention_has_the_bits_of_vllms_own(
         kv_cache = torch.zeros(40, kv_heads, block_size, 2 * head_size, dtype=torch.bfloat16)
         key_cache, value_cache = kv_cache.view(40, kv_heads, 2 * block_size, head_size).chunk(2, dim=2)
         ops.cpu_attn_reshape_and_cache(*stored, key_cache, value_cache, torch.arange(40 * block_size), isa)
-        metadata = ops.cpu_attn_get_scheduler_metadata(
-            num_reqs=3,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_size,
-            seq_lens=seq_lens,
-            dtype=torch.bfloat16,
-            query_start_loc=starts,
-            causal=True,
-            sliding_window_size=-1,
-            isa=isa,
-            enable_kv_split=True,
-        )
-        output = torch.empty_like(query)
-        ops.cpu_attention_with_kv_cache(
-            query=query,
-            key_cache=key_cache,
-            value_cache=value_cache,
-            output=output,
-            query_start_loc=starts,
-            seq_lens=seq_lens,
-            scale=head_size**-0.5,
-            causal=True,
-            alibi_slopes=None,
-            sliding_window=-1,
-            block_table=table,
-            softcap=0,
-            scheduler_metadata=metadata,
-            s_aux=None,
-        )
+        step: Any = {"seq_lens": seq_lens, "query_start_loc": starts, "causal": True}
+        sizes = {"num_reqs": 3, "num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_size}
+        kind = {"dtype": torch.bfloat16, "sliding_window_size": -1, "isa": isa, "enable_kv_split": True}
+        metadata = ops.cpu_attn_get_scheduler_metadata(**sizes, **step, **kind)
+        output, caches = torch.empty_like(query), {"key_cache": key_cache, "value_cache": value_cache}
+        plain = {"alibi_slopes": None, "sliding_window": -1, "softcap": 0, "s_aux": None, "scale": head_size**-0.5}
+        step |= {"query": query, "output": output, "block_table": table, "scheduler_metadata": metadata}
+        ops.cpu_attention_with_kv_cache(**caches, **step, **plain)
         return output, kv_cache
 
     torch.cpu._init_amx()  # asks the kernel for the tiles, as oneDNN does in an engine
@@ -202,7 +178,7 @@ def test_emulated_attention_has_the_bits_of_vllms_own(
 
 
 @pytest.mark.matrix
-def test_stock_vllm_answers_with_the_same_bits(pool: ServerPool, model_of: Callable[[int], Model], text: Text) -> None:
+def test_stock_vllm_answers_with_the_same_bits(pool, model_of, text):
     prompts, answers = [text(n) for n in (1, 31, 32, 200, 3000)], []
     for environment in ({}, EMULATED):
         server = pool.get(str(model_of(64).path), *COMMON, "--no-chunk-cache", environment=environment)
@@ -210,54 +186,47 @@ def test_stock_vllm_answers_with_the_same_bits(pool: ServerPool, model_of: Calla
     assert answers[0] == answers[1]
 
 
+TWO_WORKERS, COMPILED = WORKERS["tensor parallel"], ("--no-enforce-eager",)
+
+
 @pytest.mark.parametrize(
-    ("placement", "block", "head_size"),
+    ("head_size", "placement", "flags"),
     [
-        ("in-place", 32, 64),
-        pytest.param("attend", 128, 64, marks=pytest.mark.matrix),
-        pytest.param("in-place", 128, 80, marks=pytest.mark.matrix),
-        pytest.param("attend", 32, 80, marks=pytest.mark.matrix),
-        pytest.param("in-place", 32, 96, marks=pytest.mark.matrix),
-        pytest.param("attend", 128, 96, marks=pytest.mark.matrix),
-        pytest.param("in-place", 128, 128, marks=pytest.mark.matrix),
-        pytest.param("attend", 32, 128, marks=pytest.mark.matrix),
+        (64, "in-place", ("--block-size", "32")),
+        *(
+            pytest.param(*each, marks=pytest.mark.matrix)
+            for each in (
+                (64, "copy", ()),
+                (64, "attend", ("--block-size", "128")),
+                (80, "in-place", ("--block-size", "128")),
+                (80, "attend", ("--block-size", "32")),
+                (96, "in-place", ("--block-size", "32")),
+                (96, "attend", ("--block-size", "128")),
+                (128, "in-place", ("--block-size", "128")),
+                (128, "attend", ("--block-size", "32")),
+                *(
+                    (64, placement, ("--block-size", "32", *engine))
+                    for placement in ("in-place", "attend")
+                    for engine in (TWO_WORKERS, COMPILED)
+                ),
+            )
+        ),
     ],
 )
-def test_chunks_are_as_close_to_float32_as_full_attention(
-    placement: str, block: int, head_size: int, servers: Servers, model_of: Callable[[int], Model], text: Text
-) -> None:
-    """In place, other positions than `parallel` are copied."""
+def test_chunks_are_as_close_to_float32_as_full_attention(head_size, placement, flags, servers, model_of, text):
+    """In place, other positions than `parallel` are copied; `copy` is what a server without any flag does."""
     model = model_of(head_size)
-    server = servers.get(model, *placed(placement, block))
-    assert server.stats()["placement"] == placement
-    assert_chunks_are_as_close(server, model.oracle, text, placement)
-
-
-@pytest.mark.matrix
-def test_without_any_flag(servers: Servers, model_of: Callable[[int], Model], text: Text) -> None:
-    model = model_of(64)
-    server = servers.get(model)
-    assert server.stats()["placement"] == "copy"
-    assert_chunks_are_as_close(server, model.oracle, text, "copy")
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("placement", ["in-place", "attend"])
-@pytest.mark.parametrize("engine", ["two workers", "compiled"])
-def test_other_engines(
-    engine: str, placement: str, servers: Servers, model_of: Callable[[int], Model], text: Text
-) -> None:
-    model = model_of(64)
-    flags = WORKERS["tensor parallel"] if engine == "two workers" else ("--no-enforce-eager",)
+    if placement != "copy":
+        flags = ("--chunk-cache-placement", placement, *flags)
     with all_cores():
-        server = servers.get(model, *placed(placement, 32), *flags, **ENVIRONMENT)
+        server = servers.get(model, *flags, **(ENVIRONMENT if "--tensor-parallel-size" in flags else {}))
     assert server.stats()["placement"] == placement
     assert_chunks_are_as_close(server, model.oracle, text, placement)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("placement", ["in-place", "attend"])
-def test_preempted(placement: str, servers: Servers, model_of: Callable[[int], Model], text: Text) -> None:
+def test_preempted(placement, servers, model_of, text):
     """Blocks for one request and a half: many at once are preempted by one another."""
     model, steps = model_of(128), 60
     few = "17" if placement == "attend" else "41"
@@ -281,9 +250,7 @@ def test_preempted(placement: str, servers: Servers, model_of: Callable[[int], M
 
 
 @pytest.fixture(scope="module")
-def pair(
-    servers: Servers, model_of: Callable[[int], Model], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[TesseraServer]]:
+def pair(servers, model_of, tmp_path_factory) -> Iterator[list[TesseraServer]]:
     """Two servers of one directory, the second without AMX."""
     folder = tmp_path_factory.mktemp("pair")
     tiers = ("--chunk-cache-tiers", f"host://?size=64MiB&timeout=60,file://{folder}/kv?size=1GiB&timeout=60")
@@ -300,9 +267,7 @@ def pair(
 
 
 @pytest.mark.matrix
-def test_tiers_are_shared_by_cpus_with_and_without_amx(
-    pair: list[TesseraServer], model_of: Callable[[int], Model], text: Text
-) -> None:
+def test_tiers_are_shared_by_cpus_with_and_without_amx(pair, model_of, text):
     oracle = model_of(64).oracle
     reused: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
     full = []
@@ -324,9 +289,7 @@ def test_tiers_are_shared_by_cpus_with_and_without_amx(
 
 
 @pytest.mark.matrix
-def test_prefixes_in_tiers_are_shared_too(
-    pair: list[TesseraServer], model_of: Callable[[int], Model], text: Text
-) -> None:
+def test_prefixes_in_tiers_are_shared_too(pair, model_of, text):
     for writer, reader in (pair, pair[::-1]):
         prompt = tokens_of(writer, text(1000))
         computed, *written = complete_prefix(writer, prompt)

@@ -2,6 +2,7 @@
 """The HTTP surface: reports, OpenAI's client, documents in every shape, streams, and errors."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import openai
@@ -34,14 +35,10 @@ def test_the_report_counts_what_the_engine_computed(server: TesseraServer, text:
     cold = ask(server, "shared", chunks, question, **shared)["cache"]
     computed = server.metric("vllm:prompt_tokens_total") - server.metric("vllm:prompt_tokens_cached_total")
     system_ids, chunk_ids, question_ids = segments(cold)
-    assert cold["tokens"]["prompt"] == sum(map(len, [system_ids, *chunk_ids, question_ids]))
+    context = len(system_ids) + sum(map(len, chunk_ids))
     # This request computed the whole prompt; the system segment once, which the second fill request loads.
-    assert cold["tokens"] == {
-        "prompt": cold["tokens"]["prompt"],
-        "reused": 0,
-        "computed": cold["tokens"]["prompt"],
-        "fill_computed": len(system_ids) + sum(map(len, chunk_ids)),
-    }
+    prompt = context + len(question_ids)
+    assert cold["tokens"] == {"prompt": prompt, "reused": 0, "computed": prompt, "fill_computed": context}
     assert computed - computed_before == cold["tokens"]["fill_computed"] + len(question_ids)
     warm = ask(server, "offset", chunks, question, **shared)["cache"]
     assert warm["tokens"]["computed"] == len(question_ids)
@@ -87,11 +84,8 @@ def test_a_stream_ends_with_the_report(server: TesseraServer, text: Text) -> Non
 def test_conversations_keep_the_chunks_in_front(server: TesseraServer, text: Text) -> None:
     chunk = {"id": "doc-1", "title": "Title", "text": text(80), "metadata": {"page": 3}}
     first = server.chat(system="System", chunks=[chunk], question="Who?", max_tokens=2)
-    messages = [
-        {"role": "user", "content": "Who?"},
-        {"role": "assistant", "content": "Nobody."},
-        {"role": "user", "content": "Why?"},
-    ]
+    turns = (("user", "Who?"), ("assistant", "Nobody."), ("user", "Why?"))
+    messages = [{"role": role, "content": content} for role, content in turns]
     second = server.chat(system="System", chunks=[chunk], messages=messages, max_tokens=2)
     assert keys(second["cache"]) == keys(first["cache"])
     assert second["cache"]["chunks"][0] == {**first["cache"]["chunks"][0], "status": "hit"}
@@ -102,41 +96,24 @@ def test_conversations_keep_the_chunks_in_front(server: TesseraServer, text: Tex
 
 
 def test_openai_chat(client: openai.OpenAI, server: TesseraServer) -> None:
-    tools: Any = [
-        {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-    ]
-    arguments: Any = {
-        "model": server.model,
-        "messages": [{"role": "user", "content": "Hello?"}],
-        "max_tokens": 5,
-        "temperature": 0,
-        "tools": tools,
-        "tool_choice": "none",
-        "logprobs": True,
-        "top_logprobs": 2,
-    }
+    look = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    arguments: Any = {"model": server.model, "messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 5}
+    arguments |= {"temperature": 0, "tools": [look], "tool_choice": "none", "logprobs": True, "top_logprobs": 2}
     answer = client.chat.completions.create(**arguments)
     assert answer.choices[0].logprobs is not None
     assert len(answer.choices[0].logprobs.content or []) == 5
     chunks = list(client.chat.completions.create(**arguments, stream=True, stream_options={"include_usage": True}))
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert streamed == answer.choices[0].message.content
-    told, streamed_told = answer.usage, chunks[-1].usage
-    assert told is not None
-    assert streamed_told is not None
     # Not equal in cached tokens: the second request finds the first one's in vLLM's prefix cache.
-    no_details = {"prompt_tokens_details": None}
-    assert streamed_told.model_copy(update=no_details) == told.model_copy(update=no_details)
+    told, streamed_told = (
+        each.usage.model_copy(update={"prompt_tokens_details": None}) for each in (answer, chunks[-1])
+    )
+    assert streamed_told == told
 
 
 def test_openai_completions(client: openai.OpenAI, server: TesseraServer) -> None:
-    arguments: Any = {
-        "model": server.model,
-        "prompt": "Once upon",
-        "max_tokens": 5,
-        "temperature": 0,
-        "logprobs": 1,
-    }
+    arguments: Any = {"model": server.model, "prompt": "Once upon", "max_tokens": 5, "temperature": 0, "logprobs": 1}
     answer = client.completions.create(**arguments)
     streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**arguments, stream=True))
     assert streamed == answer.choices[0].text
@@ -145,13 +122,8 @@ def test_openai_completions(client: openai.OpenAI, server: TesseraServer) -> Non
 
 
 def test_openai_client_with_documents(client: openai.OpenAI, server: TesseraServer, text: Text) -> None:
-    arguments: Any = {
-        "model": server.model,
-        "messages": [{"role": "user", "content": "What?"}],
-        "max_tokens": 4,
-        "temperature": 0,
-        "extra_body": {"documents": [{"text": text(60)}]},
-    }
+    arguments: Any = {"model": server.model, "messages": [{"role": "user", "content": "What?"}], "max_tokens": 4}
+    arguments |= {"temperature": 0, "extra_body": {"documents": [{"text": text(60)}]}}
     answer = client.chat.completions.create(**arguments)
     assert answer.model_extra is not None
     assert answer.model_extra["kv_transfer_params"]["cache"]["mode"] == "chunked"
@@ -194,10 +166,7 @@ def test_documents_of_chat_completions(shape: str, server: TesseraServer, text: 
         documents = [{"id": f"d{i}", "data": {"title": "T", "snippet": chunk}} for i, chunk in enumerate(documents)]
         request["chunks"] = [{"id": d["id"], "title": "T", "text": d["data"]["snippet"]} for d in documents]
     expected = server.chat(**request, **COMMON)
-    messages = [
-        {"role": "system", "content": request["system"]},
-        {"role": "user", "content": request["question"]},
-    ]
+    messages = [{"role": "system", "content": request["system"]}, {"role": "user", "content": request["question"]}]
     response = server.post("/v1/chat/completions", {"messages": messages, "documents": documents, **COMMON})
     usage, report = response["usage"], response["kv_transfer_params"]["cache"]
     cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
@@ -212,14 +181,8 @@ def test_documents_of_chat_completions(shape: str, server: TesseraServer, text: 
 def test_documents_of_responses(server: TesseraServer, text: Text) -> None:
     request = same_request(text)
     expected = server.chat(**request, **COMMON)
-    body = {
-        "instructions": request["system"],
-        "input": request["question"],
-        "documents": [{"text": chunk} for chunk in request["chunks"]],
-        "max_output_tokens": 6,
-        "temperature": 0,
-        "cache": {"explain": True},
-    }
+    body = {"instructions": request["system"], "input": request["question"], "max_output_tokens": 6, "temperature": 0}
+    body |= {"documents": [{"text": chunk} for chunk in request["chunks"]], "cache": {"explain": True}}
     response = server.post("/v1/responses", body)
     answer = response["output"][-1]["content"][0]["text"]
     cached_tokens = response["usage"]["input_tokens_details"]["cached_tokens"]
@@ -233,14 +196,8 @@ def anthropic_body(request: dict[str, Any], model: str) -> dict[str, Any]:
         {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": listed}]}},
         {"type": "text", "text": request["question"]},
     ]
-    messages = [{"role": "user", "content": content}]
-    return {
-        "model": model,
-        "system": request["system"],
-        "messages": messages,
-        "max_tokens": 6,
-        "temperature": 0,
-    }
+    asked = {"model": model, "system": request["system"], "messages": [{"role": "user", "content": content}]}
+    return {**asked, "max_tokens": 6, "temperature": 0}
 
 
 def test_documents_of_anthropic_messages(server: TesseraServer, text: Text) -> None:
@@ -250,9 +207,6 @@ def test_documents_of_anthropic_messages(server: TesseraServer, text: Text) -> N
     response = server.post("/v1/messages", {**body, "cache": {"explain": True}})
     cached_tokens = response["usage"]["cache_read_input_tokens"]
     assert_same(response["kv_transfer_params"]["cache"], response["content"][0]["text"], cached_tokens, expected)
-
-
-def test_documents_of_a_streamed_anthropic_message(server: TesseraServer, text: Text) -> None:
     body = {**anthropic_body(same_request(text), server.model), "stream": True}
     with server.client.stream("POST", "/v1/messages", json=body) as response:
         lines = [line for line in response.iter_lines() if "message_stop" in line and line.startswith("data: ")]
@@ -280,3 +234,77 @@ def test_separators(by: str, server: TesseraServer, serve: Any, text: Text) -> N
     completion = target.post("/v1/completions", {"prompt": prompt, **COMMON, "cache": cache})
     cached_tokens = completion["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert_same(completion["kv_transfer_params"]["cache"], completion["choices"][0]["text"], cached_tokens, expected)
+
+
+# Bad requests get a JSON error in OpenAI's format that names the field, and have no effect
+
+
+OURS = ["/v1/rag/chunks", "/v1/rag/plan", "/v1/cache/clear"]
+CHATS = ["/v1/rag/chat", "/v1/chat/completions"]
+NO_OBJECT = [b"{", b"\xff\xfe", b"[]", b'"text"']
+BAD_REQUESTS = [
+    ({"chunks": ["a", "  \n"]}, "chunks.1"),
+    ({"chunks": "text"}, "chunks"),
+    ({"chunks": [1]}, "chunks.0"),
+    ({"chunks": [{"text": "a", "colour": "red"}]}, "chunks.0"),
+    ({"question": ""}, "question"),
+    ({"question": None, "messages": []}, "messages"),
+    ({"system": 3}, "system"),
+    ({"colour": "red"}, "colour"),
+    ({"kv_transfer_params": {}}, "kv_transfer_params"),
+    ({"cache": {"mode": "fast"}}, "cache.mode"),
+    ({"cache": {"namespace": "a\0b"}}, "cache.namespace"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 9000}, "max_tokens"),
+    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+]
+
+
+@pytest.mark.parametrize(("fields", "parameter"), BAD_REQUESTS)
+def test_bad_requests_name_the_field(fields: dict[str, Any], parameter: str, server: TesseraServer) -> None:
+    body = {"chunks": ["some text"], "question": "What?", "max_tokens": 2, **fields}
+    error = server.post("/v1/rag/chat", body, status=400)["error"]
+    assert set(error) >= {"message", "type", "param", "code"}
+    assert parameter in error["param"], error
+
+
+def test_what_a_request_is_refused_for(server: TesseraServer, text: Text) -> None:
+    body = {"chunks": [text(5000), text(4000)], "question": "What?"}
+    error = server.post("/v1/rag/chat", body, status=400)["error"]
+    assert "chunk 0: 5002, chunk 1: 4002, question:" in error["message"]
+    assert "8192" in error["message"]
+    assert error["param"] == "chunks"
+    body = {"messages": [{"role": "user", "content": "What?"}], "max_tokens": 1, "stream_interval": "9" * 40}
+    assert "64 bits" in server.post("/v1/chat/completions", body, status=400)["error"]["message"]
+    body = {"model": "nobody/nothing", "chunks": ["a"], "question": "b"}
+    error = server.post("/v1/rag/chat", body, status=404)["error"]
+    assert "nobody/nothing" in error["message"]
+    assert error["param"] == "model"
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_keeps_nobody_waiting(server: TesseraServer) -> None:
+    """The engine would compile it for minutes, and nobody's else meanwhile."""
+    body = {"chunks": ["some text"], "question": "What?", "max_tokens": 2}
+    costly = {"grammar": f"root ::= {'a ' * 4000}\na ::= {'[^x]*' * 1000}"}
+    error = server.post("/v1/rag/chat", {**body, "structured_outputs": costly}, status=400)["error"]
+    assert error["param"] == "structured_outputs"
+    assert "it can't be compiled in 2 s" in error["message"]
+    answer = server.chat(**body, structured_outputs={"choice": ["a"]})
+    assert answer["choices"][0]["message"]["content"] == "a"
+
+
+def test_max_tokens_default_to_what_is_left(server: TesseraServer, text: Text) -> None:
+    response = server.chat(chunks=[text(8100)], question="What?", temperature=0, ignore_eos=True)
+    assert response["usage"]["total_tokens"] == 8192
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [*product([*CHATS, *OURS], NO_OBJECT), *product(CHATS, [b"", b"\xff", b"[" * 100_000])],
+)
+def test_malformed_bodies(path: str, content: bytes, server: TesseraServer) -> None:
+    headers = {"content-type": "application/json"}
+    response = server.client.post(path, content=content, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == 400

@@ -5,24 +5,18 @@ The exactness suite and others run with this placement, too: TESSERA_CHUNK_CACHE
 """
 
 import itertools
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.cores import all_cores
-from tests.engine.server import TesseraServer
 from tests.support.completions import complete
-from tests.support.exactness import QWEN3, STRATEGIES, ask, assert_exact, assert_scored, segments, statuses
+from tests.support.exactness import QWEN3, STRATEGIES, ask, assert_exact, segments, statuses
 from tests.support.in_place import DRAFTS, LOADED, most
-
-Text = Callable[[int], str]
 
 BLOCK = 32
 ATTEND = ("--chunk-cache-placement", "attend", "--block-size", str(BLOCK))
-LITTLE = ("--num-gpu-blocks-override", "17", "--max-model-len", "480")
-"""Blocks for half a context of 1,000 tokens, and question and answer."""
 
 
 def assert_attended(response: dict[str, Any], oracle: Any, strategy: str, **options: Any) -> None:
@@ -33,9 +27,7 @@ def assert_attended(response: dict[str, Any], oracle: Any, strategy: str, **opti
 @pytest.mark.serve_with(*ATTEND)
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_order_is_exact_and_nothing_is_copied(
-    model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_every_order_is_exact_and_nothing_is_copied(model, strategy, server, oracle, text):
     chunks = [text(n) for n in (50, 130, 17)]
     ask(server, strategy, chunks, text(10))
     loaded = server.metric(LOADED)
@@ -51,14 +43,14 @@ def test_every_order_is_exact_and_nothing_is_copied(
     "cache",
     [{"scope": "isolated"}, {"recompute": 0.3}, {"recompute": 1}],
 )
-def test_scopes_and_windows(cache: dict[str, Any], server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_scopes_and_windows(cache, server, oracle, text):
     chunks = [text(n) for n in (50, 130, 17)]
     for _ in ("filled", "hit"):
         assert_attended(ask(server, "offset", chunks, text(12), cache=cache), oracle("tiny-llama"), "offset")
 
 
 @pytest.mark.serve_with(*ATTEND)
-def test_the_context_may_end_in_any_place_of_a_block(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_the_context_may_end_in_any_place_of_a_block(server, oracle, text):
     """Also if vLLM finds the question's blocks in its prefix cache."""
     for length in range(20, 20 + BLOCK, 3):
         chunks, question = [text(length), text(40)], text(2 * BLOCK)
@@ -68,7 +60,7 @@ def test_the_context_may_end_in_any_place_of_a_block(server: TesseraServer, orac
 
 
 @pytest.mark.serve_with(*ATTEND)
-def test_ordinary_requests_beside_attending_ones(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_ordinary_requests_beside_attending_ones(server, oracle, text):
     chunks = [text(n) for n in (45, 61, 30)]
     orders = list(itertools.permutations(chunks))
     report = ask(server, "offset", chunks, "why?")["cache"]
@@ -95,29 +87,7 @@ def test_ordinary_requests_beside_attending_ones(server: TesseraServer, oracle: 
 
 
 @pytest.mark.matrix
-@pytest.mark.serve_with(*ATTEND, *LITTLE)
-def test_a_context_needs_one_block_and_preempted_answers_stay_exact(
-    server: TesseraServer, oracle: Any, text: Text
-) -> None:
-    """Contexts of 300 tokens; with blocks for one such request, eight run at once, and are preempted by one another."""
-    groups = [[text(n) for n in (150, 120)] for _ in range(3)]
-    for chunks in groups:
-        ask(server, "offset", chunks, text(5))
-    before = server.metric("vllm:num_preemptions_total")
-
-    def send(i: int) -> Any:
-        return STRATEGIES[i % 3], ask(server, STRATEGIES[i % 3], groups[i % 3], text(9), max_tokens=60)
-
-    with most(server, "vllm:num_requests_running") as seen, ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(send, range(16)))
-    assert seen["vllm:num_requests_running"] > 4
-    assert server.metric("vllm:num_preemptions_total") > before, "vLLM did not preempt; the test shows nothing"
-    for strategy, answer in answers:
-        assert_attended(answer, oracle("tiny-llama"), strategy, steps=60)
-
-
-@pytest.mark.matrix
-def test_many_requests_need_the_blocks_of_their_questions_and_answers(serve: Any, oracle: Any, text: Text) -> None:
+def test_many_requests_need_the_blocks_of_their_questions_and_answers(serve, oracle, text):
     """Sixty-four at once where copies fit three."""
     clients, num_chunks, length = 64, 8, 510
     own = -(-(BLOCK + 60 + 40) // BLOCK) + 1
@@ -153,7 +123,7 @@ def test_many_requests_need_the_blocks_of_their_questions_and_answers(serve: Any
     ],
     ids=["two workers", "compiled", "no prefix cache", "chunked prefill", "drafts by n-grams"],
 )
-def test_other_engines(flags: tuple[str, ...], serve: Any, oracle: Any, text: Text) -> None:
+def test_other_engines(flags, serve, oracle, text):
     with all_cores():
         server = serve("tiny-llama", *ATTEND, *flags, environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
     chunks = [text(n) for n in (50, 130, 17)]
@@ -167,17 +137,8 @@ def test_other_engines(flags: tuple[str, ...], serve: Any, oracle: Any, text: Te
             assert_attended(answer, oracle("tiny-llama"), strategy)
 
 
-@pytest.mark.serve_with(*ATTEND, "--dtype", "bfloat16")
 @pytest.mark.matrix
-def test_bfloat16(server: TesseraServer, oracle: Any, text: Text) -> None:
-    for strategy in STRATEGIES:
-        response = ask(server, strategy, [text(50), text(130)], text(12))
-        assert response["cache"]["placement"] == "attend"
-        assert_scored(response, oracle("tiny-llama"), strategy, tolerance=5e-2)
-
-
-@pytest.mark.matrix
-def test_what_the_kernel_does_not_support_is_copied(serve: Any) -> None:
+def test_what_the_kernel_does_not_support_is_copied(serve):
     server = serve("tiny-llama", *ATTEND, "--dtype", "float16")
     assert server.stats()["placement"] == "copy"
     assert (

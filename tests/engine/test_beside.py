@@ -30,11 +30,8 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    return {
-        "UCX_TLS": "tcp",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
-        "TESSERA_PEER_SECRET": SECRET,
-    }
+    port = str(free_port())
+    return {"UCX_TLS": "tcp", "VLLM_NIXL_SIDE_CHANNEL_PORT": port, "TESSERA_PEER_SECRET": SECRET}
 
 
 @pytest.fixture

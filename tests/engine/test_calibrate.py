@@ -2,7 +2,6 @@
 """`tessera calibrate` on real models, and servers with its profile."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,8 +45,8 @@ def of_demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
     return calibrated(folder / "out", str(DEMO_MODEL), *chosen)
 
 
-def test_the_demo_model_reuses_chunks(of_demo: tuple[Profile, Path]) -> None:
-    """test_demo.py has a server of it with a profile."""
+def test_the_demo_model_reuses_chunks(of_demo):
+    """tests/engine/test_real_weights.py has a server that follows such a profile."""
     profile, _ = of_demo
     assert profile.trained_for == ("full", "shared", "offset")
     assert profile.weights == files_digest(DEMO_MODEL)
@@ -59,9 +58,7 @@ def asked(server: TesseraServer, chunks: list[str], **cache: Any) -> dict[str, A
 
 
 @pytest.fixture(scope="module")
-def of_random_weights(
-    serve: Any, model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Profile, Path]:
+def of_random_weights(serve, model_path, tmp_path_factory) -> tuple[Profile, Path]:
     """Expected answers are the model's own in full attention, so that any other answer counts as a loss."""
     server, folder, records = serve("tiny-llama"), tmp_path_factory.mktemp("random"), []
     for number in range(LEAST_ANSWERS + 10):
@@ -75,9 +72,7 @@ def of_random_weights(
     return calibrated(folder / "out", str(model_path("tiny-llama")), *chosen)
 
 
-def test_a_model_that_isolation_breaks_keeps_full_attention(
-    of_random_weights: tuple[Profile, Path], serve: Any
-) -> None:
+def test_a_model_that_isolation_breaks_keeps_full_attention(of_random_weights, serve):
     profile, path = of_random_weights
     (kind,) = profile.kinds
     full, *others = kind.measured
@@ -93,7 +88,7 @@ def test_a_model_that_isolation_breaks_keeps_full_attention(
         assert (report["mode"], "decision" in report) == ("chunked", False)
 
 
-def test_a_profile_of_another_model_is_refused(of_demo: tuple[Profile, Path], serve: Any) -> None:
+def test_a_profile_of_another_model_is_refused(of_demo, serve):
     _, path = of_demo
     with pytest.raises(RuntimeError, match=r"server exited with 2:(.|\n)*which has other weights than this model\n"):
         serve("tiny-llama", "--profile", str(path))

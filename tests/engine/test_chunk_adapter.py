@@ -23,7 +23,6 @@ from tests.support.small_pool import SMALL
 from tests.support.tier_servers import archived, origins, to_sleep
 
 FEW_BLOCKS = (*BLOCKS, "--max-model-len", "700")
-Text = Callable[[int], str]
 Serve = Callable[..., TesseraServer]
 
 
@@ -48,7 +47,7 @@ def plain(serve: Serve, tier: tuple[str, ...]) -> TesseraServer:
     return serve("tiny-llama", *tier, *FEW_BLOCKS)
 
 
-def test_filled_hit_and_mixed(adapted: TesseraServer, adapter: ChunkAdapter, oracle: Any, text: Text) -> None:
+def test_filled_hit_and_mixed(adapted, adapter, oracle, text):
     assert_filled_hit_and_mixed_are_exact(adapted, adapter.oracle, text)
     answer = ask(adapted, "offset", [text(80), text(60)], text(15))
     assert answer["cache"]["adapter"]
@@ -57,9 +56,7 @@ def test_filled_hit_and_mixed(adapted: TesseraServer, adapter: ChunkAdapter, ora
 
 
 @pytest.mark.parametrize("cache", [{"scope": "isolated"}, {"recompute": 0.5}, {"sparse": {"budget_share": 0.6}}])
-def test_contexts_and_other_options(
-    cache: dict[str, Any], adapted: TesseraServer, adapter: ChunkAdapter, text: Text
-) -> None:
+def test_contexts_and_other_options(cache, adapted, adapter, text):
     """The plain model computes the tokens before a chunk, and windows behind other chunks."""
     chunks: list[Any] = [{"text": text(50), "context": text(70)}, text(70), text(40)]
     for status in ("filled", "hit"):
@@ -69,9 +66,7 @@ def test_contexts_and_other_options(
     assert_exact(ask(adapted, "offset", chunks, text(12), cache=cache, system=""), adapter.oracle, "offset")
 
 
-def test_the_same_tokens_behind_other_system_segments(
-    adapted: TesseraServer, adapter: ChunkAdapter, text: Text
-) -> None:
+def test_the_same_tokens_behind_other_system_segments(adapted, adapter, text):
     """A token of the chunk in one request is one of the system segment in another."""
     words = text(120)
     for end in (40, 41, 72):
@@ -80,9 +75,7 @@ def test_the_same_tokens_behind_other_system_segments(
 
 
 @pytest.mark.matrix
-def test_ordinary_requests_are_bit_for_bit_those_of_a_server_without_it(
-    adapted: TesseraServer, plain: TesseraServer, text: Text
-) -> None:
+def test_ordinary_requests_are_bit_for_bit_those_of_a_server_without_it(adapted, plain, text):
     bodies = [{"messages": [{"role": "user", "content": text(length)}]} for length in (20, 150)]
     full = {"system": "Answer.", "chunks": [text(90)], "question": text(9), "cache": {"mode": "full"}}
     given = {"max_tokens": 12, "temperature": 0, "logprobs": True, "top_logprobs": 5}
@@ -98,7 +91,7 @@ def test_ordinary_requests_are_bit_for_bit_those_of_a_server_without_it(
     assert answers(adapted) == expected
 
 
-def test_ordinary_requests_beside_fills(adapted: TesseraServer, adapter: ChunkAdapter, oracle: Any, text: Text) -> None:
+def test_ordinary_requests_beside_fills(adapted, adapter, oracle, text):
     """Steps with and without the adapter at once, and preempted requests."""
     before = adapted.metric("vllm:num_preemptions_total")
 
@@ -117,9 +110,7 @@ def test_ordinary_requests_beside_fills(adapted: TesseraServer, adapter: ChunkAd
             assert_exact(answer, adapter.oracle, "offset", steps=60)
 
 
-def test_from_a_tier_and_never_without_the_adapter(
-    adapted: TesseraServer, plain: TesseraServer, adapter: ChunkAdapter, oracle: Any, text: Text
-) -> None:
+def test_from_a_tier_and_never_without_the_adapter(adapted, plain, adapter, oracle, text):
     chunks, system = [text(60), text(100)], text(20)
     ask(adapted, "offset", chunks, text(9), system=system)
     to_sleep(adapted)
@@ -135,7 +126,7 @@ def test_from_a_tier_and_never_without_the_adapter(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("placement", ["in-place", "attend"])
-def test_placements_and_evictions(placement: str, serve: Serve, adapter: ChunkAdapter, oracle: Any, text: Text) -> None:
+def test_placements_and_evictions(placement, serve, adapter, oracle, text):
     flags = ("--chunk-cache-placement", placement, "--block-size", "32", *SMALL)
     server = serve("tiny-llama", "--chunk-adapter", str(adapter.folder), *flags)
     assert ask(server, "parallel", [text(9), text(9)], "?")["cache"]["placement"] == placement

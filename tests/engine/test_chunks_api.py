@@ -57,16 +57,12 @@ def listed(server: TesseraServer, **filters: Any) -> list[str]:
 # Ingesting
 
 
-def test_ingested_chunks_are_hit_by_the_next_chat(server: TesseraServer, text: Text) -> None:
+def test_ingested_chunks_are_hit_by_the_next_chat(server, text):
     chunks = [text(40), {"id": text(8), "title": "Title", "text": text(60)}, text(900)]
     system = f"System {text(10)}"
     lines, summary = server.ingest([*chunks, chunks[0]], system=system)
-    assert [(line["index"], line["id"], line["status"]) for line in lines] == [
-        (0, None, "filled"),
-        (1, chunks[1]["id"], "filled"),
-        (2, None, "filled"),
-        (3, None, "waited"),
-    ]
+    assert [(line["index"], line["id"]) for line in lines] == [(0, None), (1, chunks[1]["id"]), (2, None), (3, None)]
+    assert [line["status"] for line in lines] == ["filled", "filled", "filled", "waited"]
     assert [line["progress"] for line in lines] == [{"done": n, "total": 4} for n in (1, 2, 3, 4)]
     assert [line["tokens"] for line in lines] == [42, 68, 902, 42]
     assert summary.pop("seconds") >= 0
@@ -81,9 +77,7 @@ def test_ingested_chunks_are_hit_by_the_next_chat(server: TesseraServer, text: T
 
 
 @pytest.mark.parametrize("scope", ["system", "isolated"])
-def test_ingested_chunks_are_found_behind_the_system_prompts_of_their_scope(
-    scope: str, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_ingested_chunks_are_found_behind_the_system_prompts_of_their_scope(scope, server, oracle, text):
     chunk, cache = text(70), {"scope": scope}
     server.ingest([chunk], system="One.", cache=cache)
     responses = [ask(server, "shared", [chunk], "What?", system=system, cache=cache) for system in ("One.", "Other.")]
@@ -92,7 +86,7 @@ def test_ingested_chunks_are_found_behind_the_system_prompts_of_their_scope(
         assert_exact(response, oracle("tiny-llama"), "shared")
 
 
-def test_an_id_alone_stands_for_its_text_and_title(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_an_id_alone_stands_for_its_text_and_title(server, oracle, text):
     chunk = {"id": text(10), "title": "Title", "text": text(60)}
     system = f"System {text(8)}"
     server.ingest([chunk], system=system)
@@ -108,7 +102,7 @@ def test_an_id_alone_stands_for_its_text_and_title(server: TesseraServer, oracle
     assert statuses(ask(server, "shared", [{"id": chunk["id"]}], "What?", system=text(20))) == ["filled"]
 
 
-def test_an_id_belongs_to_its_namespace_and_salt(server: TesseraServer, namespace: str, text: Text) -> None:
+def test_an_id_belongs_to_its_namespace_and_salt(server, namespace, text):
     server.ingest([{"id": "doc", "text": text(30)}], cache={"namespace": namespace}, cache_salt="secret")
     mine = {"cache": {"namespace": namespace}, "cache_salt": "secret"}
     assert server.chat(**question([{"id": "doc"}], **mine))["cache"]["chunks"][0]["status"] == "hit"
@@ -118,10 +112,15 @@ def test_an_id_belongs_to_its_namespace_and_salt(server: TesseraServer, namespac
     assert "secret" not in str(entry)
 
 
-def test_an_unknown_id_is_not_found(server: TesseraServer, text: Text) -> None:
+def test_unknown_ids_and_bad_filters_and_plans_are_refused(server, text):
     for path in ("/v1/rag/chat", "/v1/rag/plan", "/v1/rag/chunks"):
         body = {"chunks": ["a", {"id": text(9)}], **({} if path.endswith("chunks") else {"question": "What?"})}
         assert error_of(server, path, body, 404).startswith("chunks.1.id: unknown chunk id")
+    assert "limit" in server.get("/v1/rag/chunks", 400, limit=0)["error"]["param"]
+    for fields in ({"question": ""}, {"chunks": [""]}, {"chunks": [text(9000)]}, {"colour": "red"}):
+        body = {**question([text(5)]), **fields}
+        chat, plan = (server.post(f"/v1/rag/{name}", body, 400)["error"] for name in ("chat", "plan"))
+        assert chat == plan
 
 
 BAD_BODIES = [
@@ -142,13 +141,13 @@ BAD_BODIES = [
 
 
 @pytest.mark.parametrize(("fields", "parameter"), BAD_BODIES)
-def test_bad_bodies_name_the_field(fields: dict[str, Any], parameter: str, server: TesseraServer) -> None:
+def test_bad_bodies_name_the_field(fields, parameter, server):
     error = server.post("/v1/rag/chunks", {"chunks": ["a"], **fields}, 400)["error"]
     assert parameter in error["param"], error
 
 
 @pytest.mark.parametrize("ttl", ["Infinity", "1e999", "NaN", "-Infinity"])
-def test_a_time_to_live_that_json_has_no_number_for_is_refused(ttl: str, server: TesseraServer) -> None:
+def test_a_time_to_live_that_json_has_no_number_for_is_refused(ttl, server):
     content = f'{{"chunks": ["a"], "ttl_s": {ttl}}}'
     response = server.client.post("/v1/rag/chunks", content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
@@ -156,7 +155,7 @@ def test_a_time_to_live_that_json_has_no_number_for_is_refused(ttl: str, server:
 
 
 @pytest.mark.serve_with(*SMALL)
-def test_many_chunks_in_one_call(small: TesseraServer, text: Text) -> None:
+def test_many_chunks_in_one_call(small, text):
     distinct = [text(10) for _ in range(25)]
     lines, summary = small.ingest(distinct * (MOST_DOCUMENTS // 25))
     assert len(lines) == MOST_DOCUMENTS
@@ -169,7 +168,7 @@ def test_many_chunks_in_one_call(small: TesseraServer, text: Text) -> None:
 
 
 @pytest.mark.serve_with(*SMALL)
-def test_many_chunks_shorter_than_a_page_share_a_small_pool(small: TesseraServer) -> None:
+def test_many_chunks_shorter_than_a_page_share_a_small_pool(small):
     """A round of a quarter of the pool's tokens may need more pages than the pool has."""
     lines, summary = small.ingest(["".join(pair) for pair in itertools.product("abcdefghijklmnop", repeat=2)])
     assert [line for line in lines if line["status"] == "failed"] == []
@@ -177,15 +176,11 @@ def test_many_chunks_shorter_than_a_page_share_a_small_pool(small: TesseraServer
     assert summary["cached"] + summary["evicted"] == summary["filled"]
 
 
-def test_a_chunk_that_the_model_cannot_hold_fails_alone(server: TesseraServer, text: Text) -> None:
+def test_a_chunk_that_the_model_cannot_hold_fails_alone(server, text):
     """Chunks are split at --chunk-max-tokens, so only a long system prompt keeps a part from fitting."""
     lines, summary = server.ingest([text(20), text(5000), text(30)], system=text(5000))
-    assert [(line["index"], line["status"]) for line in lines] == [
-        (0, "filled"),
-        (1, "failed"),
-        (1, "filled"),
-        (2, "filled"),
-    ]
+    assert [line["index"] for line in lines] == [0, 1, 1, 2]
+    assert [line["status"] for line in lines] == ["filled", "failed", "filled", "filled"]
     assert "don't fit the model's context length of 8192" in lines[1]["error"]
     assert [line.get("part") for line in lines] == [None, {"number": 1, "of": 2}, {"number": 2, "of": 2}, None]
     assert (summary["filled"], summary["failed"]) == (3, 1)
@@ -197,9 +192,7 @@ def test_a_chunk_that_the_model_cannot_hold_fails_alone(server: TesseraServer, t
 @pytest.mark.parametrize("scope", ["system", "isolated"])
 @pytest.mark.parametrize("strategy", ["shared", "offset"])
 @pytest.mark.serve_with(*SMALL)
-def test_the_parts_of_a_long_document_are_chunks(
-    strategy: str, scope: str, small: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_the_parts_of_a_long_document_are_chunks(strategy, scope, small, oracle, text):
     long, short = {"id": text(8), "text": text(150)}, text(20)
     cache = {"scope": scope}
     lines, _ = small.ingest([long, short], system="System", cache=cache)
@@ -209,11 +202,8 @@ def test_the_parts_of_a_long_document_are_chunks(
         assert statuses(response) == ["hit"] * 4
         place = chunks.index(short) ^ 1
         parts = [chunk for chunk in response["cache"]["chunks"] if "part" in chunk]
-        assert [(part["index"], part["id"], part["tokens"]) for part in parts] == [
-            (place, long["id"], 64),
-            (place, long["id"], 64),
-            (place, long["id"], 24),
-        ]
+        found = [(part["index"], part["id"], part["tokens"]) for part in parts]
+        assert found == [(place, long["id"], size) for size in (64, 64, 24)]
         assert [part["part"] for part in parts] == [{"number": n, "of": 3} for n in (1, 2, 3)]
         assert len(segments(response["cache"])[1]) == 4
         assert_exact(response, oracle("tiny-llama"), strategy)
@@ -222,7 +212,7 @@ def test_the_parts_of_a_long_document_are_chunks(
 # Listing, inspecting
 
 
-def test_pages_cover_everything_once(server: TesseraServer, namespace: str, text: Text) -> None:
+def test_pages_cover_everything_once(server, namespace, text):
     """tests/app/catalog has what comes and goes meanwhile, and the filters."""
     lines, _ = server.ingest([text(20) for _ in range(23)], cache={"namespace": namespace})
     keys = [line["key"] for line in lines]
@@ -233,22 +223,14 @@ def test_pages_cover_everything_once(server: TesseraServer, namespace: str, text
     assert set(keys) < set(listed(server))
 
 
-def test_a_bad_filter_is_named(server: TesseraServer) -> None:
-    assert "limit" in server.get("/v1/rag/chunks", 400, limit=0)["error"]["param"]
-
-
-def test_one_chunk_shows_its_use(server: TesseraServer, namespace: str, text: Text) -> None:
+def test_one_chunk_shows_its_use(server, namespace, text):
     cache = {"namespace": namespace}
     chunk = {"id": "doc", "text": text(30)}
     (line,), _ = server.ingest([chunk], cache=cache, ttl_s=3600)
     path = f"/v1/rag/chunks/{line['key']}"
     before = server.get(path)
-    assert (before["kind"], before["state"], before["namespace"], before["ids"]) == (
-        "chunk",
-        "ready",
-        namespace,
-        ["doc"],
-    )
+    shown = [before[name] for name in ("kind", "state", "namespace", "ids")]
+    assert shown == ["chunk", "ready", namespace, ["doc"]]
     num_pages = -(-32 // server.stats()["occupancy"]["page_tokens"])
     assert (before["tokens"], before["pages"], before["hits"], before["leases"]) == (32, num_pages, 0, 0)
     assert before["created_at"] + 3600 == pytest.approx(before["expires_at"], abs=60)
@@ -277,7 +259,7 @@ def gone(server: TesseraServer, id: str, **fields: Any) -> str:
     return message.removeprefix(prefix).removesuffix(suffix)
 
 
-def test_a_deleted_chunk_is_gone(server: TesseraServer, namespace: str, text: Text) -> None:
+def test_a_deleted_chunk_is_gone(server, namespace, text):
     cache = {"cache": {"namespace": namespace}}
     chunks = [{"id": "a", "text": text(30)}, {"id": "b", "text": text(30)}]
     lines, _ = server.ingest(chunks, **cache)
@@ -293,7 +275,7 @@ def test_a_deleted_chunk_is_gone(server: TesseraServer, namespace: str, text: Te
     assert server.chat(**question([{"id": "a"}], **cache))["cache"]["chunks"][0]["status"] == "hit"
 
 
-def test_clearing_empties_one_namespace_or_all(server: TesseraServer, text: Text) -> None:
+def test_clearing_empties_one_namespace_or_all(server, text):
     spaces = [{"cache": {"namespace": text(10)}} for _ in range(2)]
     chunk = {"id": "doc", "text": text(30)}
     for space in spaces:
@@ -315,7 +297,7 @@ def until_expired(server: TesseraServer, body: dict[str, Any]) -> None:
     until(lambda: server.client.post("/v1/rag/plan", json=body).status_code != 200, 30, "it never expired")
 
 
-def test_a_chunk_expires(server: TesseraServer, namespace: str, text: Text) -> None:
+def test_a_chunk_expires(server, namespace, text):
     cache = {"cache": {"namespace": namespace}}
     chunks = [{"id": "brief", "text": text(30)}, {"id": "kept", "text": text(30)}]
     server.ingest(chunks, **cache, ttl_s=0.3)
@@ -330,7 +312,7 @@ def test_a_chunk_expires(server: TesseraServer, namespace: str, text: Text) -> N
 
 
 @pytest.mark.serve_with(*SMALL)
-def test_an_evicted_chunk_is_gone(small: TesseraServer, text: Text) -> None:
+def test_an_evicted_chunk_is_gone(small, text):
     chunks = [{"id": f"d{i}", "text": text(60)} for i in range(40)]  # 2 pages each, of 40
     _, summary = small.ingest(chunks)
     assert (summary["filled"], summary["failed"]) == (40, 0)
@@ -348,16 +330,14 @@ def server_statuses(server: TesseraServer, chunks: list[Any], **fields: Any) -> 
 
 
 @pytest.mark.serve_with(*SMALL)
-def test_pinned_chunks_stay_and_what_can_not_be_pinned_says_so(small: TesseraServer, text: Text) -> None:
+def test_pinned_chunks_stay_and_what_can_not_be_pinned_says_so(small, text):
     pinned = [{"id": f"p{i}", "text": text(60)} for i in range(20)]
     lines, summary = small.ingest(pinned, pin=True)
     kept = [line for line in lines if line["status"] != "failed"]
     assert len(kept) == PIN_LIMIT // 2
     assert summary["failed"] == 20 - len(kept)
     refused = next(line for line in lines if line["status"] == "failed")
-    assert refused["error"] == (
-        f"pinning 2 more pages would exceed {PIN_LIMIT} of {PAGES} pages; {PIN_LIMIT} are pinned"
-    )
+    assert refused["error"] == f"pinning 2 more pages would exceed {PIN_LIMIT} of {PAGES} pages; {PIN_LIMIT} are pinned"
     assert "unknown chunk id" in error_of(small, "/v1/rag/chat", question([{"id": refused["id"]}]), 404)
     occupancy = small.stats()["occupancy"]
     assert occupancy["pages_pinned"] == PIN_LIMIT
@@ -383,9 +363,7 @@ def observed(server: TesseraServer) -> Any:
     return server.stats(), [entry for page in pages(server, 1000) for entry in page]
 
 
-def test_a_plan_says_what_the_chat_then_reports_and_changes_nothing(
-    server: TesseraServer, namespace: str, text: Text
-) -> None:
+def test_a_plan_says_what_the_chat_then_reports_and_changes_nothing(server, namespace, text):
     cached, missing = [text(50), text(120)], text(70)
     fields = {"system": f"System {text(8)}", "cache": {"namespace": namespace}}
     server.ingest(cached, **fields)
@@ -417,9 +395,7 @@ FULL_REASONS = [
 
 
 @pytest.mark.parametrize(("fields", "reason"), FULL_REASONS)
-def test_a_plan_knows_why_a_request_will_run_in_full_attention(
-    fields: dict[str, Any], reason: str, server: TesseraServer, text: Text
-) -> None:
+def test_a_plan_knows_why_a_request_will_run_in_full_attention(fields, reason, server, text):
     body = {**question([text(30)]), **fields}
     plan, report = server.post("/v1/rag/plan", body), server.chat(**body)["cache"]
     assert (plan["mode"], plan["reason"]) == (report["mode"], report["reason"]) == ("full", reason)
@@ -428,31 +404,22 @@ def test_a_plan_knows_why_a_request_will_run_in_full_attention(
 
 
 @pytest.mark.serve_with(*SMALL)
-def test_a_plan_knows_what_the_pool_can_not_hold(small: TesseraServer, text: Text) -> None:
-    too_many = question([text(60) for _ in range(25)])
-    plan = small.post("/v1/rag/plan", too_many)
-    report = small.chat(**too_many)["cache"]
-    assert (plan["mode"], plan["reason"]) == (report["mode"], report["reason"])
-    assert f"of {PAGES} can be freed" in plan["reason"]
+def test_a_plan_knows_what_the_pool_can_not_hold(small, text):
+    def agreed(chunks: int) -> str:
+        body = question([text(60) for _ in range(chunks)])
+        plan, report = small.post("/v1/rag/plan", body), small.chat(**body)["cache"]
+        assert (plan["mode"], plan["reason"]) == (report["mode"], report["reason"])
+        return str(plan["reason"] or "")
+
+    assert f"of {PAGES} can be freed" in agreed(25)
     small.ingest([text(60) for _ in range(15)], pin=True)
-    beside_pinned = question([text(60) for _ in range(10)])
-    plan = small.post("/v1/rag/plan", beside_pinned)
-    report = small.chat(**beside_pinned)["cache"]
-    assert (plan["mode"], plan["reason"]) == (report["mode"], report["reason"])
-    assert plan["reason"]
-
-
-def test_bad_plans_are_refused_like_bad_chats(server: TesseraServer, text: Text) -> None:
-    for fields in ({"question": ""}, {"chunks": [""]}, {"chunks": [text(9000)]}, {"colour": "red"}):
-        body = {**question([text(5)]), **fields}
-        chat, plan = (server.post(f"/v1/rag/{name}", body, 400)["error"] for name in ("chat", "plan"))
-        assert chat == plan
+    assert agreed(10)
 
 
 # Documentation
 
 
-def test_the_examples_of_the_api_page_are_answered(server: TesseraServer) -> None:
+def test_the_examples_of_the_api_page_are_answered(server):
     """tests/app/http/test_openapi.py has the endpoints."""
     page = server.get("/openapi.json")
     for path in ("/v1/rag/chat", "/v1/rag/plan", "/v1/rag/chunks", "/v1/cache/clear", "/v1/cache/sleep"):

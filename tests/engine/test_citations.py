@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Citations rest on the model's own attention while it answered, in whatever way its chunks were composed."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from tests.engine.server import TesseraServer
 from tests.support.exactness import LAYER, PROBED, STEPS, ask, assert_exact, blank_question, segments, statuses
 
-Text = Callable[[int], str]
 LENGTHS = (50, 130, 70)
 
 
@@ -35,9 +33,7 @@ def lifts(server: TesseraServer, oracle: Any, response: dict[str, Any], strategy
 
 @pytest.mark.serve_with(*PROBED)
 @pytest.mark.parametrize("strategy", ["offset", pytest.param("parallel", marks=pytest.mark.matrix)])
-def test_shares_are_those_of_the_oracles_attention(
-    strategy: str, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_shares_are_those_of_the_oracles_attention(strategy, server, oracle, text):
     chunks, question = [text(length) for length in LENGTHS], text(20)
     for status in ("filled", "hit"):
         response = ask(server, strategy, chunks, question, cache={"cite": True})
@@ -56,7 +52,7 @@ def test_shares_are_those_of_the_oracles_attention(
 
 
 @pytest.mark.parametrize("cache", [{"recompute": 0.5}, {"sparse": {"budget_share": 0.6}}])
-def test_windows_and_chunks_left_out(cache: dict[str, Any], server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_windows_and_chunks_left_out(cache, server, oracle, text):
     response = ask(server, "offset", [text(length) for length in LENGTHS], text(20), cache={"cite": True, **cache})
     assert_exact(response, oracle("tiny-llama"), "offset")
     report = response["cache"]
@@ -68,7 +64,7 @@ def test_windows_and_chunks_left_out(cache: dict[str, Any], server: TesseraServe
 @pytest.mark.parametrize(
     ("fields", "why"), [({"n": 2, "seed": 0}, "several answers"), ({"cache": {"mode": "full"}}, "full attention")]
 )
-def test_why_there_are_none(fields: dict[str, Any], why: str, server: TesseraServer, text: Text) -> None:
+def test_why_there_are_none(fields, why, server, text):
     cache = {"cite": True, **fields.pop("cache", {})}
     body = {"chunks": [text(40), text(50)], "question": text(10), "max_tokens": STEPS, "cache": cache, **fields}
     report = server.post("/v1/rag/chat", body)["cache"]

@@ -5,7 +5,10 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from pydantic import SecretStr
 from starlette.applications import Starlette
@@ -26,12 +30,13 @@ from starlette.routing import Route
 
 from app.access.middleware import AccessMiddleware
 from app.documents.request_documents import wanted_documents
+from machine.server_process import ROOT, free_port, group_members
 from replicas.peer_file import FINGERPRINT_HEADER
 from replicas.registry import Replica
 from replicas.signing import HEADER, PeerAuth, PeerKey
 from tests.engine.conftest import ALWAYS_FETCHING, COMMON
 from tests.engine.server import TesseraServer
-from tests.processes import frozen
+from tests.processes import frozen, started
 from tests.redis_server import RedisServer
 from tests.serving import served
 from tests.support.routers import ASKED, ROUTE, Router, statuses, words
@@ -125,9 +130,7 @@ def load(cluster: Cluster, text: Callable[[int], str]) -> Callable[[], AbstractC
     return run
 
 
-def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
-    cluster: Cluster, text: Callable[[int], str]
-) -> None:
+def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(cluster, text):
     sets = [[text(600) for _ in range(3)] for _ in range(8)]
     first = [cluster.ask(*chunks) for chunks in sets]
     assert {answer["replica"] for answer in first} == {"a", "b"}
@@ -140,7 +143,7 @@ def test_documents_are_found_again_in_any_order_though_there_are_two_replicas(
         assert (turned["replica"], statuses(turned)) == (before["replica"], ["hit"] * 3)
 
 
-def test_an_id_is_known_to_whom_the_router_asks(cluster: Cluster, text: Callable[[int], str]) -> None:
+def test_an_id_is_known_to_whom_the_router_asks(cluster, text):
     ids = [{"id": f"id-{number}"} for number in range(4)]
     for chunk in ids:
         response = cluster.router.client.post("/v1/rag/chunks", json={"chunks": [{**chunk, "text": text(100)}]})
@@ -151,7 +154,7 @@ def test_an_id_is_known_to_whom_the_router_asks(cluster: Cluster, text: Callable
         assert answer.status_code == 200, answer.text
 
 
-def test_what_one_replica_has_the_other_fetches(cluster: Cluster, text: Callable[[int], str]) -> None:
+def test_what_one_replica_has_the_other_fetches(cluster, text):
     chunks = [text(900), text(500)]
     a, b = cluster.replicas["a"], cluster.replicas["b"]
     first = a.chat(chunks=chunks, **ASKED)
@@ -165,7 +168,7 @@ def test_what_one_replica_has_the_other_fetches(cluster: Cluster, text: Callable
     assert b.stats()["counters"]["fetches"]["fetched"] == 2
 
 
-def test_what_both_want_at_once_one_of_them_computes(cluster: Cluster, text: Callable[[int], str]) -> None:
+def test_what_both_want_at_once_one_of_them_computes(cluster, text):
     chunks = [text(2000) for _ in range(2)]
     with ThreadPoolExecutor(2) as threads:
         both = list(threads.map(lambda server: server.chat(chunks=chunks, **ASKED), cluster.replicas.values()))
@@ -173,7 +176,7 @@ def test_what_both_want_at_once_one_of_them_computes(cluster: Cluster, text: Cal
     assert words(both[0]) == words(both[1])
 
 
-def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int], str]) -> None:
+def test_a_peer_that_lies_is_not_believed(cluster, text):
     """A peer with the secret and the right fingerprint sends another document's KV, damaged KV, or none."""
     a = cluster.replicas["a"]
     (other,) = a.chat(chunks=[text(400)], **ASKED)["cache"]["chunks"]
@@ -213,7 +216,7 @@ def test_a_peer_that_lies_is_not_believed(cluster: Cluster, text: Callable[[int]
 
 
 @pytest.mark.parametrize("secret", [None, "wrong", SECRET])
-def test_peers_without_the_secret_get_nothing(cluster: Cluster, secret: str | None) -> None:
+def test_peers_without_the_secret_get_nothing(cluster, secret):
     """Nor with it, if they send it instead of signing with it."""
     for path in ("/peer/chunks/00?rank=0", "/peer/chunks/" + "00" * 16 + "?rank=0"):
         signed = PeerKey(secret or "wrong").sign("GET", path.replace("rank=0", "rank=1"))
@@ -227,9 +230,7 @@ REDIS_FAULTS = ("restarting", "emptied", "hanging", "full", "stale")  # the last
 
 
 @pytest.mark.parametrize("fault", ["killed", *(pytest.param(name, marks=pytest.mark.matrix) for name in REDIS_FAULTS)])
-def test_whatever_becomes_of_redis_requests_are_answered_and_it_is_told_again(
-    cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]], fault: str
-) -> None:
+def test_whatever_becomes_of_redis_requests_are_answered_and_it_is_told_again(cluster, load, fault):
     redis, router = cluster.redis, cluster.router
 
     def claims() -> int:
@@ -282,9 +283,7 @@ def pretend(redis: RedisServer) -> None:
 
 
 @pytest.mark.matrix
-def test_a_killed_replica_is_replaced_and_nobody_is_refused(
-    cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]], text: Callable[[int], str]
-) -> None:
+def test_a_killed_replica_is_replaced_and_nobody_is_refused(cluster, load, text):
     dying = cluster.replicas["b"]
     with load() as ended:
         until(lambda: len(ended) >= 8)
@@ -296,9 +295,7 @@ def test_a_killed_replica_is_replaced_and_nobody_is_refused(
 
 
 @pytest.mark.matrix
-def test_nobody_waits_for_a_replica_that_hangs(
-    cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]]
-) -> None:
+def test_nobody_waits_for_a_replica_that_hangs(cluster, load):
     with load() as ended:
         until(lambda: len(ended) >= 8)
         with frozen(cluster.replicas["b"].process):
@@ -310,9 +307,7 @@ def test_nobody_waits_for_a_replica_that_hangs(
 
 
 @pytest.mark.matrix
-def test_a_stopping_replica_sends_its_clients_to_the_others(
-    cluster: Cluster, load: Callable[[], AbstractContextManager[list[Any]]], text: Callable[[int], str]
-) -> None:
+def test_a_stopping_replica_sends_its_clients_to_the_others(cluster, load, text):
     with load() as ended:
         until(lambda: len(ended) >= 8)
         assert cluster.replicas["b"].stop() == 0
@@ -326,3 +321,65 @@ def start_again(cluster: Cluster, text: Callable[[int], str]) -> None:
     cluster.replicas["b"] = cluster.start_replica("b").wait_ready()
     cluster.router.wait_for("a", "b")
     until(lambda: cluster.ask(text(600))["replica"] == "b")  # no replica has these documents
+
+
+# `tessera cluster`: the processes of docker/compose.yaml on this machine
+
+
+@pytest.mark.matrix
+def test_it_serves_starts_a_dead_replica_again_and_ends_altogether(model_path, tmp_path, redis_server):
+    port, said = free_port(), tmp_path / "said.txt"
+    model = (str(model_path("tiny-llama")), "--dtype", "float32", *COMMON)
+    command = [sys.executable, "-m", "app.cli", "cluster", *model, "--port", str(port)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TESSERA_HOME": str(tmp_path)}
+    with (
+        said.open("wb") as output,
+        started(command, cwd=tmp_path, env=environment, stdout=output, stderr=output) as process,
+    ):
+        until(lambda: "Try:" in said.read_text() or process.poll() is not None, seconds=300)
+        assert process.poll() is None, said.read_text()
+        url = f"http://127.0.0.1:{port}"
+        replicas = httpx.get(f"{url}/v1/cluster").json()["replicas"]
+        assert [replica["name"] for replica in replicas] == ["replica-1", "replica-2"]
+        assert replicas[0]["fingerprint"] == replicas[1]["fingerprint"] != ""
+        answer = httpx.post(f"{url}/v1/rag/chat", json={"chunks": ["a"], "question": "?", "max_tokens": 1}, timeout=60)
+        assert answer.json()["cache"]["mode"] == "chunked"
+        pids = {
+            name: child_at(process.pid, int(re.search(rf"{name} at http://127.0.0.1:(\d+)", said.read_text())[1]))
+            for name in ("replica-1", "replica-2", "router")
+        }
+        os.kill(pids["replica-2"], signal.SIGKILL)
+        until(lambda: "starting replica-2 again" in said.read_text(), seconds=60)
+        gone = replicas[1]["id"]
+        until(lambda: names(url) == ["replica-1", "replica-2"] and gone not in ids(url), seconds=300)
+        pids["replica-2 again"] = child_at(process.pid, int(httpx.URL(replicas[1]["url"]).port))
+        os.kill(pids["router"], signal.SIGTERM)
+        assert process.wait(90) == 1
+    assert f"replica-2 has ended with -9; its log is {tmp_path}/cluster/replica-2.previous.log" in said.read_text()
+    assert f"the router has ended with 0; its log is {tmp_path}/cluster/router.log" in said.read_text()
+    # A replica's helpers (multiprocessing's resource tracker) notice its end a moment later.
+    until(lambda: not any(group_members(pid) for pid in pids.values()), seconds=30)
+
+
+@pytest.mark.matrix
+def test_what_is_wrong_with_a_replica_is_said(tmp_path, redis_server):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TESSERA_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "app.cli", "cluster", "--replicas", "1", "--no-such-flag", "--port", "0"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 2
+    assert "replica-1 didn't start" in ended.stderr
+    assert "--no-such-flag" in ended.stderr
+
+
+def names(url: str) -> list[str]:
+    return [replica["name"] for replica in httpx.get(f"{url}/v1/cluster").json()["replicas"]]
+
+
+def ids(url: str) -> list[str]:
+    return [replica["id"] for replica in httpx.get(f"{url}/v1/cluster").json()["replicas"]]
+
+
+def child_at(parent: int, port: int) -> int:
+    """The child process that serves this port; the parent's command line may name the same port."""
+    children = psutil.Process(parent).children(recursive=True)
+    return next(child.pid for child in children if {"app.cli", str(port)} <= set(child.cmdline()))

@@ -1,26 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collections on a real server: files in, passages out, KV reused, across restarts."""
 
+import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from machine.server_process import ROOT
+from machine.server_process import ROOT, ServerProcess
 from tests.app.pdfs import make_pdf
 from tests.engine.server import TesseraServer
-from tests.oracle import Oracle
-from tests.support.collected import FALCON, OWLS, ask, put
 from tests.support.exactness import assert_exact
 from tests.support.tier_servers import FILES, STORING, archived, folder_of
 
 pytestmark = pytest.mark.serve_with(*STORING)
 
+FALCON = "# Falcon\n\nThe access code of Falcon is 7342.\n\n# Heron\n\nHeron lives near the lake, in the reeds.\n"
+OWLS = "Owls hunt at night.\n\nThe barn owl has a white face.\n"
 
-def test_files_become_passages_that_questions_find(server: TesseraServer, oracle: Callable[[str], Oracle]) -> None:
+
+def put(server: TesseraServer, collection: str, files: dict[str, str | bytes], **fields: str) -> tuple[list[Any], Any]:
+    """The lines of an ingestion, and its summary."""
+    given = [("files", (name, content)) for name, content in files.items()]
+    answer = server.client.post(f"/v1/rag/collections/{collection}", files=given, data=fields)
+    assert answer.status_code == 200, answer.text
+    *lines, last = map(json.loads, answer.text.splitlines())
+    return lines, last["summary"]
+
+
+def ask(server: TesseraServer, collection: str, question: str, top_k: int = 2) -> dict[str, Any]:
+    asked = {"retrieve": {"collection": collection, "top_k": top_k}, "question": question, "cache": {"explain": True}}
+    asked |= {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": True, "return_token_ids": True}
+    return server.chat(**asked)
+
+
+def test_files_become_passages_that_questions_find(server, oracle):
     files = {
         "birds/falcon.md": FALCON,
         "owls.txt": OWLS,
@@ -42,7 +61,7 @@ def test_files_become_passages_that_questions_find(server: TesseraServer, oracle
     assert ask(server, "birds", "A curved beak?")["cache"]["retrieved"][0]["page"] == 2
 
 
-def test_openai_endpoints_and_follow_up_questions(server: TesseraServer) -> None:
+def test_openai_endpoints_and_follow_up_questions(server):
     put(server, "chats", {"falcon.md": FALCON, "owls.txt": OWLS}, system="You know birds.", max_tokens="48")
     turns = [
         {"role": "user", "content": "Where does Heron live?"},
@@ -56,9 +75,7 @@ def test_openai_endpoints_and_follow_up_questions(server: TesseraServer) -> None
 
 
 @pytest.mark.matrix
-def test_a_restart_computes_nothing_and_a_changed_file_only_its_passages(
-    server: TesseraServer, start_with_tiers: Callable[..., TesseraServer]
-) -> None:
+def test_a_restart_computes_nothing_and_a_changed_file_only_its_passages(server, start_with_tiers):
     files = {"falcon.md": FALCON, "owls.txt": OWLS}
     put(server, "lasting", files, system="You know birds.", max_tokens="48")
     (id,) = [each["id"] for each in ask(server, "lasting", "access code", 1)["cache"]["retrieved"]]
@@ -74,7 +91,7 @@ def test_a_restart_computes_nothing_and_a_changed_file_only_its_passages(
     assert [line["file"] for line in lines if line["status"] == "filled"] == ["owls.txt"]
 
 
-def test_passages_computed_behind_those_before_them(server: TesseraServer) -> None:
+def test_passages_computed_behind_those_before_them(server):
     """A question finds them computed; another text before one makes it another chunk."""
     files = {"owls.txt": f"{OWLS}\n\n" * 4}
     _, summary = put(server, "behind", files, max_tokens="32", context_tokens="128")
@@ -90,7 +107,7 @@ def test_passages_computed_behind_those_before_them(server: TesseraServer) -> No
     assert {chunk["status"] for chunk in ask(server, "behind", "barn owl", 2)["cache"]["chunks"]} == {"hit"}
 
 
-def test_deleting_drops_texts_and_kv(server: TesseraServer) -> None:
+def test_deleting_drops_texts_and_kv(server):
     put(server, "short", {"owls.txt": OWLS, "falcon.md": FALCON}, max_tokens="48")
     kept = [each["id"] for each in server.get("/v1/rag/collections/short/passages", file="owls.txt")["data"]]
     assert server.client.delete("/v1/rag/collections/short", params={"file": "falcon.md"}).json()["passages"] == 2
@@ -103,7 +120,7 @@ def test_deleting_drops_texts_and_kv(server: TesseraServer) -> None:
     assert "no collection 'short'" in refused["error"]["message"]
 
 
-def test_two_ingestions_of_one_collection_at_once(server: TesseraServer) -> None:
+def test_two_ingestions_of_one_collection_at_once(server):
     """Files of both are there; of a file in both, one version, whole, with its KV."""
     versions = [{"owls.txt": f"{OWLS}\nIt is {colour}.\n" * 9, f"{colour}.txt": colour} for colour in ("red", "blue")]
     with ThreadPoolExecutor(2) as threads:
@@ -118,7 +135,7 @@ def test_two_ingestions_of_one_collection_at_once(server: TesseraServer) -> None
     assert (summary["files"]["unchanged"], summary["filled"]) == (1, 0)
 
 
-def test_a_folder_is_ingested_from_the_shell(server: TesseraServer, tmp_path: Path) -> None:
+def test_a_folder_is_ingested_from_the_shell(server, tmp_path):
     """Files of other types and hidden ones stay out, and bad ones fail alone."""
     for name, content in {
         "a/falcon.md": FALCON,
@@ -137,9 +154,7 @@ def test_a_folder_is_ingested_from_the_shell(server: TesseraServer, tmp_path: Pa
 
 
 @pytest.mark.matrix
-def test_a_pool_that_is_too_small_for_a_folder_is_told(
-    start_with_tiers: Callable[..., TesseraServer], tmp_path: Path
-) -> None:
+def test_a_pool_that_is_too_small_for_a_folder_is_told(start_with_tiers, tmp_path):
     folder = tmp_path / "files"
     folder.mkdir()
     for number in range(40):
@@ -156,3 +171,44 @@ def ingest(server: TesseraServer, folder: Path) -> tuple[int, str]:
     command += ["--server", str(server.client.base_url), "--system", "You know birds."]
     result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     return result.returncode, " ".join(result.stderr.split())
+
+
+# The retriever of embeddings against vLLM's own embeddings endpoint, and without it
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[ServerProcess]:
+    flags = ["--runner", "pooling", "--convert", "embed", "--enforce-eager", "--served-model-name", "embedder"]
+    flags += ["--max-model-len", "2048", "--kv-cache-memory-bytes", "64M", "--gpu-memory-utilization", "0.1"]
+    log = tmp_path_factory.mktemp("embedder") / "server.log"
+    vllm = ("vllm.entrypoints.openai.api_server", "--model")
+    with ExitStack() as stack:
+        server = ServerProcess(log, str(model_path("tiny-llama")), *flags, serve=vllm)
+        stack.callback(server.stop)
+        yield server.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def searching(serve, embedder, tmp_path_factory) -> TesseraServer:
+    folder = str(tmp_path_factory.mktemp("collections"))
+    url = f"{embedder.url}/v1?model=embedder"
+    return serve("tiny-llama", "--retriever", url, "--collections", folder)
+
+
+@pytest.mark.matrix
+def test_passages_are_found_by_embeddings_and_without_them_by_words(searching, embedder):
+    _, summary = put(searching, "birds", {"falcon.md": FALCON, "owls.txt": OWLS}, max_tokens="48")
+    assert "search" not in summary
+    # The embedder's weights are random: only a passage's own text is surely the nearest.
+    passages = searching.get("/v1/rag/collections/birds/passages", file="owls.txt")["data"]
+    report = ask(searching, "birds", passages[0]["text"])["cache"]
+    assert report["retrieved"][0]["id"] == passages[0]["id"]
+    assert "retrieval_degraded" not in report
+
+    embedder.stop()
+    report = ask(searching, "birds", "What is the access code of Falcon?")["cache"]
+    assert report["retrieved"][0]["file"] == "falcon.md"
+    assert report["retrieval_degraded"].startswith("BM25 alone: http://127.0.0.1:")
+    _, summary = put(searching, "birds", {"emu.txt": "The emu runs fast."})
+    assert summary["search"].startswith("1 passages have no embeddings yet")
+    assert ask(searching, "birds", "Does the emu run fast?", 1)["cache"]["retrieved"][0]["file"] == "emu.txt"

@@ -39,17 +39,3 @@ def test_32_requests_over_10_chunks(server: TesseraServer, text: Text) -> None:
     for (logprobs, _), (expected, _) in zip(together, alone, strict=True):
         assert len(logprobs) == 6
         assert logprobs == pytest.approx(expected, abs=1e-4)
-
-
-def test_one_fill_for_many_waiters(server: TesseraServer, text: Text) -> None:
-    system, chunk = f"System {text(20)}", text(900)
-    before = server.stats()["counters"]["fills"].get("succeeded", 0)
-    with ThreadPoolExecutor(12) as threads:
-        bodies = [rag_body(system, [chunk], text(20), "shared") for _ in range(12)]
-        reports = [report for _, report in threads.map(lambda body: run(server, "/v1/rag/chat", body, False), bodies)]
-    statuses = sorted(report["chunks"][0]["status"] for report in reports)
-    assert statuses.count("filled") == 1
-    assert set(statuses) <= {"filled", "waited", "hit"}
-    assert server.wait_idle()["counters"]["fills"]["succeeded"] == before + 1
-    computed = [report["tokens"]["fill_computed"] for report in reports]
-    assert sum(value > 0 for value in computed) == 1

@@ -23,7 +23,9 @@ def test_computed_and_cached_in_other_orders(strategy: str, server: TesseraServe
         assert_exact(response, oracle("tiny-llama"), strategy)
 
 
-def test_the_same_text_behind_another_context_is_another_chunk(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_the_same_text_behind_another_context_is_another_chunk_and_its_last_512_tokens_count(
+    server: TesseraServer, oracle: Any, text: Text
+) -> None:
     chunk, other, question = text(60), text(40), text(9)
     keys = set()
     for context in (None, text(30), text(31)):
@@ -32,9 +34,6 @@ def test_the_same_text_behind_another_context_is_another_chunk(server: TesseraSe
         assert_exact(response, oracle("tiny-llama"), "offset")
         keys.add(response["cache"]["chunks"][1]["key"])
     assert len(keys) == 3
-
-
-def test_its_last_512_tokens_count(server: TesseraServer, oracle: Any, text: Text) -> None:
     response = ask(server, "offset", [{"text": text(40), "context": text(700)}, text(30)], text(9))
     assert len((contexts_of(response["cache"]) or [])[0]) == 512
     assert_exact(response, oracle("tiny-llama"), "offset")
@@ -48,7 +47,7 @@ def test_other_options(cache: dict[str, Any], server: TesseraServer, oracle: Any
         assert_exact(response, oracle("tiny-llama"), "offset")
 
 
-def test_computed_ahead_and_asked_by_id(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_computed_ahead_and_asked_by_id_and_in_openai_requests(server: TesseraServer, oracle: Any, text: Text) -> None:
     chunk = {"id": "with-context", "text": text(50), "context": text(80)}
     server.ingest([chunk], system="You answer from documents.")
     response = ask(server, "offset", [{"id": "with-context"}, text(30)], text(12))
@@ -58,9 +57,6 @@ def test_computed_ahead_and_asked_by_id(server: TesseraServer, oracle: Any, text
     assert statuses(given)[0] == "hit"
     refused = server.client.post("/v1/rag/chunks", json={"chunks": [{"id": "with-context", "text": chunk["text"]}]})
     assert refused.status_code == 409, refused.text
-
-
-def test_documents_of_openai_requests_have_contexts(server: TesseraServer, text: Text) -> None:
     document = {"text": text(40), "context": text(20)}
     body = {"model": server.model, "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 1}
     body |= {"documents": [document, {"text": text(30)}], "cache": {"explain": True}}

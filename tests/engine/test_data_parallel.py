@@ -18,8 +18,7 @@ from tests.engine.server import TesseraServer, wait_until_gone
 from tests.families import FAMILIES, MAX_POSITIONS
 from tests.oracle import Oracle
 from tests.support.exactness import ask, assert_exact, assert_filled_hit_and_mixed_are_exact, statuses
-from tests.support.gpu_runtime import RUNTIME
-from tests.support.parallel import assert_many_requests_at_once_are_exact
+from tests.support.parallel import RUNTIME, assert_many_requests_at_once_are_exact
 
 pytestmark = pytest.mark.matrix
 
@@ -58,9 +57,6 @@ def test_each_rank_has_chunks_of_its_own(ranks: list[TesseraServer], expected: O
     for server in ranks:
         assert_filled_hit_and_mixed_are_exact(server, expected, text)
         assert server.metric("tessera_requests_total") > 0
-
-
-def test_both_at_once(ranks: list[TesseraServer], expected: Oracle, text: Text) -> None:
     with ThreadPoolExecutor(2) as threads:
         each = [threads.submit(assert_many_requests_at_once_are_exact, rank, expected, text, 150) for rank in ranks]
         [future.result() for future in each]

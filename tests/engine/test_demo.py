@@ -8,9 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from app.models.demo_model import DEMO_MODEL
-from app.modes import mode_of
-from engine_ext.start.weights import files_digest
 from machine.server_process import ROOT, free_port
 from measuring.quality.command import main as evaluate
 from measuring.quality.questions.demo import demo_questions
@@ -29,42 +25,30 @@ from tests.engine.conftest import COMMON
 from tests.engine.server import ServerPool, TesseraServer
 from tests.oracle import STRATEGIES, Oracle
 from tests.processes import started
-from tests.support.profiles import make_profile
 
 MAX_TOKENS = 26
-EACH = [5, 25]
+EACH = 25
 """Questions of each kind; there are four."""
 
 Results = dict[tuple[str, str], dict[str, Any]]
 """Results by question and mode."""
 
 
-PROFILE = make_profile(up_to_2="shared", up_to_4="offset")
+@pytest.fixture(scope="module")
+def server(pool: ServerPool) -> TesseraServer:
+    return pool.get(str(DEMO_MODEL), "--dtype", "float32", *COMMON)
 
 
 @pytest.fixture(scope="module")
-def server(pool: ServerPool, tmp_path_factory: pytest.TempPathFactory) -> TesseraServer:
-    """With a profile, which decides where a request leaves the choice."""
-    path = tmp_path_factory.mktemp("profile") / "profile.json"
-    path.write_text(PROFILE.model_copy(update={"weights": files_digest(DEMO_MODEL)}).model_dump_json())
-    return pool.get(str(DEMO_MODEL), "--dtype", "float32", *COMMON, "--profile", str(path))
-
-
-@pytest.fixture(scope="module")
-def results(server: TesseraServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Results]:
-    """Results of `tessera eval --demo` for that many questions of each kind, in each mode."""
-
-    @cache
-    def evaluated(each: int) -> Results:
-        folder = tmp_path_factory.mktemp("eval")
-        options = ["--limit", str(each), "--max-tokens", str(MAX_TOKENS), "--output", str(folder)]
-        assert evaluate(["--demo", "--server", server.url, *options]) == 0
-        lines = (folder / "results.jsonl").read_text().splitlines()
-        found = {(record["question"], record["mode"]): record for record in map(json.loads, lines)}
-        assert len(found) == len(lines) == 4 * each * len(STRATEGIES)
-        return found
-
-    return evaluated
+def results(server: TesseraServer, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Of `tessera eval --demo`, in each mode."""
+    folder = tmp_path_factory.mktemp("eval")
+    options = ["--limit", str(EACH), "--max-tokens", str(MAX_TOKENS), "--output", str(folder)]
+    assert evaluate(["--demo", "--server", server.url, *options]) == 0
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    found = {(record["question"], record["mode"]): record for record in map(json.loads, lines)}
+    assert len(found) == len(lines) == 4 * EACH * len(STRATEGIES)
+    return found
 
 
 class Reference:
@@ -88,33 +72,22 @@ class Reference:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("strategy", ["full", "shared", "offset"])
-@pytest.mark.parametrize("each", EACH)
-def test_answers_are_those_of_plain_transformers(strategy: str, each: int, results: Callable[[int], Results]) -> None:
+def test_answers_are_those_of_plain_transformers(strategy, results):
     reference = Reference()
-    for question in demo_questions(each, numbers=CHUNKS):
-        result = results(each)[question.id, strategy]
+    for question in demo_questions(EACH, numbers=CHUNKS):
+        result = results[question.id, strategy]
         assert result["cache"]["mode"] == ("full" if strategy == "full" else "chunked")
         assert result["text"] == reference.answer(question, strategy)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("each", EACH)
-def test_the_model_answers_and_admits_not_to_know(each: int, results: Callable[[int], Results]) -> None:
+def test_the_model_answers_and_admits_not_to_know(results):
     right = [
         bool(result["answers"]) == ("I don't know" not in result["text"])
         and all(value in result["text"] for value in result["answers"][:1])
-        for result in results(each).values()
+        for result in results.values()
     ]
     assert sum(right) / len(right) >= 0.95
-
-
-@pytest.mark.matrix
-def test_a_profile_decides_by_the_number_of_chunks(server: TesseraServer) -> None:
-    for number in range(1, 6):
-        chunks = [f"The access code of Falcon is {i}." for i in range(number)]
-        report = server.chat(chunks=chunks, question="?", max_tokens=2, temperature=0)["cache"]
-        assert report["decision"]["mode"] == PROFILE.decide(number).mode == mode_of(report)
-    assert report["reason"] == "the profile has nothing for 5 chunks"
 
 
 def run(*arguments: str, **environment: str) -> "AbstractContextManager[subprocess.Popen[str]]":
@@ -127,7 +100,7 @@ def run(*arguments: str, **environment: str) -> "AbstractContextManager[subproce
     )
 
 
-def test_the_demo_answers_from_real_documents(smollm2: Path) -> None:
+def test_the_demo_answers_from_real_documents(smollm2):
     """With SmolLM2; the demo finds the session's copy."""
     with run("demo", "--once", "--port", str(free_port()), TESSERA_HOME=str(smollm2.parent.parent)) as process:
         told, errors = process.communicate(timeout=300)
@@ -141,7 +114,7 @@ def test_the_demo_answers_from_real_documents(smollm2: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_without_an_index_the_demo_tells_its_tiny_models_story_and_serves_on(tmp_path: Path) -> None:
+def test_without_an_index_the_demo_tells_its_tiny_models_story_and_serves_on(tmp_path):
     port = free_port()
     told = ""
     with run("demo", "--port", str(port), TESSERA_HOME=str(tmp_path), PIP_NO_INDEX="1") as process:
@@ -163,7 +136,7 @@ def test_without_an_index_the_demo_tells_its_tiny_models_story_and_serves_on(tmp
 
 
 @pytest.mark.matrix
-def test_the_demo_says_in_one_line_that_the_port_is_taken() -> None:
+def test_the_demo_says_in_one_line_that_the_port_is_taken():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -186,9 +159,7 @@ def without_template(tmp_path: Path) -> Path:
 
 
 @pytest.mark.matrix
-def test_a_model_without_a_chat_template_gets_the_flag_that_supplies_one(
-    without_template: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_a_chat_template_gets_the_flag_that_supplies_one(without_template, tmp_path, capsys):
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"chunks": ["A."], "question": "B?", "answers": ["C"]}\n')
     arguments = [str(without_template), "--questions", str(questions), "--output", str(tmp_path / "out")]

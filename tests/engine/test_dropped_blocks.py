@@ -58,15 +58,9 @@ def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield server
 
 
-def test_filled_hit_and_mixed(windowed: Windowed, text: Text) -> None:
+def test_filled_hit_and_mixed_many_at_once_and_lost_pages(windowed: Windowed, text: Text) -> None:
     assert_filled_hit_and_mixed_are_exact(windowed.server, windowed.oracle, text)
-
-
-def test_many_requests_at_once(windowed: Windowed, text: Text) -> None:
     assert_many_requests_at_once_are_exact(windowed.server, windowed.oracle, text, longest=180)
-
-
-def test_workers_that_lost_their_pages_refuse_to_load_them(windowed: Windowed, text: Text) -> None:
     assert_lost_pages_are_refused(windowed.server, windowed.oracle, text)
 
 

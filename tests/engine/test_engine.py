@@ -4,11 +4,9 @@ HTTP can't produce (of one token, or none) are exact.
 """
 
 import asyncio
-import dataclasses
 import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -31,14 +29,7 @@ STRATEGIES = [
 ]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-FAULTS = [
-    "wrong frequency",
-    "wrong pairing",
-    "wrong sign",
-    "swapped K and V",
-    "transposed K",
-    "nothing loaded",
-]
+FAULTS = ["wrong frequency", "wrong pairing", "wrong sign", "swapped K and V", "transposed K", "nothing loaded"]
 
 
 @pytest.fixture(scope="module", params=["tiny-llama", pytest.param("tiny-qwen3", marks=pytest.mark.matrix)])
@@ -67,7 +58,7 @@ async def prepared(engine: ChunkEngine) -> tuple[ChunkEngine, ChunkCacheManager]
     return ChunkEngine(engine.llm, cache), cache.manager
 
 
-async def test_a_sound_engine_passes(engine: ChunkEngine) -> None:
+async def test_a_sound_engine_passes(engine):
     assert engine.cache.reason is None
     assert (await ask(engine))[0].mode == "chunked"
 
@@ -75,14 +66,7 @@ async def test_a_sound_engine_passes(engine: ChunkEngine) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("system", [(), (11,), tuple(range(20, 60))])
 @pytest.mark.parametrize("lengths", [(1,), (1, 1, 1), (1, 40, 2), (16, 1)])
-async def test_segments_of_one_token_or_none(
-    engine: ChunkEngine,
-    model: str,
-    oracle: Any,
-    strategy: PositionStrategy,
-    system: tuple[int, ...],
-    lengths: tuple[int, ...],
-) -> None:
+async def test_segments_of_one_token_or_none(engine, model, oracle, strategy, system, lengths):
     source = random.Random(str((strategy, system, lengths)))
     chunks = tuple(Chunk(pack(tuple(source.choices(range(10, 250), k=n)))) for n in lengths)
     for question in ((9,), tuple(range(100, 117))):
@@ -95,19 +79,22 @@ async def test_segments_of_one_token_or_none(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_faults_are_caught(engine: ChunkEngine, fault: str) -> None:
+async def test_faults_are_caught(engine, fault):
+    """The engine then keeps its connector, which clients must not reach."""
     reason = await prepare_with(engine, fault)
     assert isinstance(reason, str), f"the self-check passed with {fault}"
     assert reason.startswith("self-check failed: ")
-    report, _, _ = await ask(ChunkEngine(engine.llm, CacheOff(reason)))
+    off = ChunkEngine(engine.llm, CacheOff(reason))
+    for plan in ({}, {"loads": [[0, 8, 0, -1, [0]]], "saves": []}):
+        params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"tessera": plan}})
+        with pytest.raises(VLLMValidationError, match="reserved"):
+            off.generate(tokens_input([5, 6, 7]), params, "forged")
+        await off.notify_kv_transfer_request_rejected("forged", {"tessera": plan})
+    report, _, _ = await ask(off)
     assert (report.mode, report.reason) == ("full", reason)
 
 
-async def test_the_engine_is_sound_again_without_the_fault(engine: ChunkEngine) -> None:
-    assert isinstance(await prepare_with(engine, "none"), ChunkCacheConfig)
-
-
-async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine: ChunkEngine) -> None:
+async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine):
     """A worker without its pages refuses the load; the request runs in full attention, and the next one fills again."""
     fresh, manager = await prepared(engine)
     first, _, _ = await ask(fresh)
@@ -123,9 +110,7 @@ async def test_wrongly_tagged_pages_are_refused_and_recomputed(engine: ChunkEngi
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-async def test_a_fill_loads_the_system_segment_or_computes_it_if_its_pages_are_lost(
-    engine: ChunkEngine, model: str, oracle: Any, is_lost: bool
-) -> None:
+async def test_a_fill_loads_the_system_segment_or_computes_it_if_its_pages_are_lost(engine, model, oracle, is_lost):
     fresh, manager = await prepared(engine)
     await ask(fresh)
     if is_lost:
@@ -146,9 +131,7 @@ async def test_a_fill_loads_the_system_segment_or_computes_it_if_its_pages_are_l
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("lost", [1, 2])
-async def test_a_fill_that_was_not_saved_is_done_once_more_by_one_who_waited(
-    engine: ChunkEngine, model: str, oracle: Any, lost: int, strategy: PositionStrategy
-) -> None:
+async def test_a_fill_that_was_not_saved_is_done_once_more_by_one_who_waited(engine, model, oracle, lost, strategy):
     fresh, manager = await prepared(engine)
     source = random.Random(str((lost, strategy)))
     broken, sound = Chunk(pack((*source.choices(range(10, 250), k=40), *LOST, lost))), Chunk(pack(tuple(range(50, 80))))
@@ -172,31 +155,3 @@ async def test_a_fill_that_was_not_saved_is_done_once_more_by_one_who_waited(
         assert logprobs == pytest.approx(oracle(model).score(of, segments, tokens).logprobs, abs=1e-4)
     assert manager.is_idle
     manager.check_integrity()
-
-
-async def test_a_start_with_a_fault_serves_without_the_cache(
-    model_path: Callable[[str], Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The engine then keeps its connector, which clients must not reach."""
-    options = dataclasses.replace(OPTIONS, connector_class="tests.engine.faults.WrongSignConnector")
-    caplog.set_level("WARNING", "engine_ext")
-    async with start_chunk_engine(engine_args(model_path("tiny-llama")), options) as engine:
-        assert isinstance(engine.cache, CacheOff)
-        assert (engine.cache.reason or "").startswith("self-check failed: rotation")
-        assert f"chunk cache off: {engine.cache.reason}" in caplog.text
-        report, _, _ = await ask(engine)
-        assert (report.mode, report.reason) == ("full", engine.cache.reason)
-        for plan in ({}, {"loads": [[0, 8, 0, -1, [0]]], "saves": []}):
-            params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"tessera": plan}})
-            with pytest.raises(VLLMValidationError, match="reserved"):
-                engine.generate(tokens_input([5, 6, 7]), params, "forged")
-            await engine.notify_kv_transfer_request_rejected("forged", {"tessera": plan})
-        assert (await ask(engine))[0].mode == "full"
-
-
-async def test_a_reset_empties_the_chunk_cache(engine: ChunkEngine) -> None:
-    fresh, manager = await prepared(engine)
-    await ask(fresh)
-    assert await fresh.reset_prefix_cache()
-    assert manager.occupancy()["segments"] == 0
-    assert [chunk.status for chunk in (await ask(fresh))[0].chunks] == ["filled", "filled"]

@@ -5,11 +5,10 @@ import itertools
 import os
 import re
 from statistics import mean
-from typing import Any
 
 import pytest
 
-from tests.engine.server import TesseraServer, token_logprobs
+from tests.engine.server import token_logprobs
 from tests.engine.sharing import SMALL_STEPS
 from tests.support.exactness import (
     LLAMA_MHA,
@@ -18,21 +17,19 @@ from tests.support.exactness import (
     QWEN3_MHA,
     STRATEGIES,
     SUFFIX,
-    Text,
     ask,
     assert_exact,
     segments,
     statuses,
 )
 
-BLOCK = 128  # vLLM's default block size on the CPU
 IS_IN_PLACE = os.environ.get("TESSERA_CHUNK_CACHE_PLACEMENT") == "in-place"
 """These tests may run in place, where white space pads segments to whole blocks."""
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_order_of_four(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_every_order_of_four(model, strategy, server, oracle, text):
     chunks = [text(n) for n in (50, 130, 17, 88)]
     ask(server, strategy, chunks, text(10))
     for order in itertools.permutations(chunks):
@@ -43,16 +40,11 @@ def test_every_order_of_four(model: str, strategy: str, server: TesseraServer, o
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
-def test_number_of_chunks(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_any_number_of_chunks_and_one_given_twice(model, strategy, server, oracle, text):
     for lengths in ([90], [60 + 11 * i for i in range(12)]):
         chunks = [text(n) for n in lengths]
         for _ in ("filled", "hit"):
             assert_exact(ask(server, strategy, chunks, text(15)), oracle(model), strategy)
-
-
-@pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
-@pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
-def test_a_chunk_given_twice(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
     twice, other = text(70), text(40)
     for status in ("filled", "hit"):
         response = ask(server, strategy, [twice, other, twice], text(15))
@@ -62,9 +54,7 @@ def test_a_chunk_given_twice(model: str, strategy: str, server: TesseraServer, o
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
-def test_isolated_chunks_are_reused_behind_any_system_prompt(
-    model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_isolated_chunks_are_reused_behind_any_system_prompt(model, strategy, server, oracle, text):
     isolated = {"scope": "isolated"}
     a, b, c = (text(n) for n in (100, 37, 150))
     first = ask(server, strategy, [a, b], text(20), system=text(30), cache=isolated)
@@ -83,7 +73,7 @@ def test_isolated_chunks_are_reused_behind_any_system_prompt(
 
 
 @pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
-def test_the_scopes_of_one_chunk_never_mix(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_the_scopes_of_one_chunk_never_mix(strategy, server, oracle, text):
     """Neither in the chunk cache nor in vLLM's prefix cache, which hits repeats of either layout."""
     system, chunks = text(60), [text(200), text(130)]
     question = text(200)
@@ -106,7 +96,7 @@ def test_the_scopes_of_one_chunk_never_mix(strategy: str, server: TesseraServer,
 
 
 @pytest.mark.parametrize("scope", ["system", "isolated"])
-def test_chunks_never_match_across_namespaces(scope: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_chunks_never_match_across_namespaces(scope, server, oracle, text):
     chunk, system = text(80), text(20)
     seen = []
     for namespace in ("one", "two", "one"):
@@ -119,9 +109,7 @@ def test_chunks_never_match_across_namespaces(scope: str, server: TesseraServer,
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
-def test_same_layout_repeated_and_second_question(
-    model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_same_layout_repeated_and_second_question(model, strategy, server, oracle, text):
     """vLLM's prefix cache hits composed blocks of the same layout only."""
     chunks, question = [text(300), text(200)], text(200)
     first = ask(server, strategy, chunks, question)
@@ -134,14 +122,14 @@ def test_same_layout_repeated_and_second_question(
 
 
 @pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
-def test_empty_system_prompt(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_empty_system_prompt(strategy, server, oracle, text):
     chunks = [text(50), text(90)]
     for order in (chunks, chunks[::-1]):
         assert_exact(ask(server, strategy, order, text(15), system=""), oracle("tiny-llama"), strategy)
 
 
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3, LLAMA_MHA, QWEN3_MHA])
-def test_missing_cached_and_partly_cached(model: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_missing_cached_and_partly_cached(model, server, oracle, text):
     for strategy in STRATEGIES:
         system = f"You answer from documents about {text(8)}."
         a, b, c, d = (text(n) for n in (100, 37, 260, 64))
@@ -160,7 +148,7 @@ def test_missing_cached_and_partly_cached(model: str, server: TesseraServer, ora
 @SMALL_STEPS
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
-def test_chunk_lengths(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_chunk_lengths(model, strategy, server, oracle, text):
     """Around page size, block size, and longer than max_num_batched_tokens; a title makes the shortest chunks."""
     (found,) = set(re.findall(r'block_size="(\d+)"', server.client.get("/metrics").text))
     block = int(found)  # another one with `make test-gpu-runtime`
@@ -177,9 +165,7 @@ def test_chunk_lengths(model: str, strategy: str, server: TesseraServer, oracle:
 @SMALL_STEPS
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
-def test_chunked_prefill_with_a_budget_of_64(
-    model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_chunked_prefill_with_a_budget_of_64(model, strategy, server, oracle, text):
     chunks = [text(n) for n in (200, 63, 65)]
     for question in (text(10), text(150)):
         assert_exact(ask(server, strategy, chunks, question), oracle(model), strategy)
@@ -190,7 +176,7 @@ def test_chunked_prefill_with_a_budget_of_64(
 @pytest.mark.parametrize("model", ["tiny-llama", QWEN3])
 @pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
 @pytest.mark.matrix
-def test_bfloat16(model: str, strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_bfloat16(model, strategy, server, oracle, text):
     """Rounding to bfloat16 costs an answer no more than it costs full attention on the same machine."""
     reused, full = [], []
     for _ in range(3):

@@ -22,9 +22,9 @@ from engine_ext.client.engine import ChunkEngine
 from engine_ext.start.startup import ChunkCacheOptions, start_chunk_engine
 from engine_ext.wire.vllm_compat import tokens_input
 from machine.server_process import python_path
-from tests.engine.asking import ask_engine, input_of
 from tests.families import FAMILIES, MAX_POSITIONS
 from tests.oracle import Oracle
+from tests.support.engines import ask, input_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -45,9 +45,7 @@ _PARAMS = [pytest.param(name, marks=[] if name == _IN_EVERY_RUN else [pytest.mar
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=_PARAMS)
-async def started(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[tuple[str, ChunkEngine, Path]]:
+async def started(request, tmp_path_factory) -> AsyncIterator[tuple[str, ChunkEngine, Path]]:
     folder = FAMILIES[request.param].build(tmp_path_factory.mktemp("family"))
     with environment(request.param):
         async with start_chunk_engine(arguments(request.param, folder), OPTIONS) as engine:
@@ -55,16 +53,9 @@ async def started(
 
 
 def arguments(name: str, folder: Path, **more: Any) -> AsyncEngineArgs:
-    return AsyncEngineArgs(
-        model=str(folder),
-        dtype="float32",
-        max_model_len=MAX_POSITIONS,
-        enforce_eager=True,
-        distributed_executor_backend="uni",
-        kv_cache_memory_bytes=64 << 20,
-        **FAMILIES[name].flags,
-        **more,
-    )
+    given: Any = {"dtype": "float32", "max_model_len": MAX_POSITIONS, "enforce_eager": True}
+    given |= {"distributed_executor_backend": "uni", "kv_cache_memory_bytes": 64 << 20}
+    return AsyncEngineArgs(model=str(folder), **given, **FAMILIES[name].flags, **more)
 
 
 @contextmanager
@@ -81,14 +72,14 @@ async def test_exact_or_refused(started: tuple[str, ChunkEngine, Path]) -> None:
     name, engine, folder = started
     if (refused := FAMILIES[name].refused) is not None:
         assert refused in (engine.cache.reason or "")
-        report, _, _ = await ask_engine(engine, prompt([A, B], QUESTIONS[0]), PositionStrategy.SHARED)
+        report, _, _ = await ask(engine, prompt([A, B], QUESTIONS[0]), PositionStrategy.SHARED)
         assert (report.mode, report.reason) == ("full", f"{engine.cache.reason}")
         return
     assert engine.cache.reason is None
     oracle, statuses = Oracle(folder), []
     for strategy in PositionStrategy:
         for chunks, question in zip(ORDERS, QUESTIONS, strict=True):
-            report, answer, logprobs = await ask_engine(engine, prompt(chunks, question), strategy)
+            report, answer, logprobs = await ask(engine, prompt(chunks, question), strategy)
             assert report.mode == "chunked"
             statuses.append([chunk.status for chunk in report.chunks])
             expected = oracle.score(strategy.value, (SYSTEM, chunks, question), answer)
@@ -113,7 +104,7 @@ async def test_windows_need_as_many_blocks_as_in_stock_vllm(name: str, tmp_path:
     asked = prompt([tokens(150, seed) for seed in range(5)], QUESTIONS[0])
     with environment(name):
         async with start_chunk_engine(arguments(name, folder, **more), OPTIONS) as engine:
-            report, _, _ = await ask_engine(engine, asked, PositionStrategy.OFFSET)
+            report, _, _ = await ask(engine, asked, PositionStrategy.OFFSET)
             assert report.mode == "chunked"
             ours = await blocks_in_use(engine, input_of(asked, PositionStrategy.OFFSET)[1])
         stock = AsyncLLM.from_engine_args(arguments(name, folder, **more))

@@ -68,10 +68,7 @@ def test_pool_too_small_for_the_request(server: TesseraServer, oracle: Any, text
     many = server.chat(chunks=chunks, question="?", max_tokens=1)["cache"]
     assert many["mode"] == "full"
     assert "more pages" in many["reason"]
-    refused = server.post(
-        "/v1/rag/chat",
-        {"chunks": chunks, "question": "?", "max_tokens": 1, "cache": {"mode": "chunked"}},
-        status=400,
-    )
+    body = {"chunks": chunks, "question": "?", "max_tokens": 1, "cache": {"mode": "chunked"}}
+    refused = server.post("/v1/rag/chat", body, status=400)
     assert refused["error"]["param"] == "cache.mode"
     server.wait_idle()

@@ -2,9 +2,7 @@
 """vLLM's request fields and scheduling over chunks: exact whether the chunks are filled or hit."""
 
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from tests.oracle import Oracle
 from tests.support.concurrently import apart, rag_body, run
 from tests.support.exactness import ONE_OF_STRATEGIES, STRATEGIES, ask, assert_exact, segments, statuses
 
-Text = Callable[[int], str]
 VOCABULARY, IMPOSSIBLE = 260, -9999.0
 """Tokens of the random models, and vLLM's log probability of tokens that a grammar forbids."""
 CODE = {"type": "object", "properties": {"code": {"enum": [7342, 9]}}, "required": ["code"]}
@@ -37,7 +34,7 @@ def assert_exact_choices(response: dict[str, Any], oracle: Oracle, strategy: str
 
 
 @pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
-def test_several_answers_are_each_exact(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_several_answers_are_each_exact(strategy, server, oracle, text):
     chunks, system = [text(150), text(60)], text(20)
     body = {**explained(system, chunks, text(20), strategy), "n": 3, "temperature": 1.0, "seed": 5}
     for status in ("filled", "hit"):
@@ -47,7 +44,7 @@ def test_several_answers_are_each_exact(strategy: str, server: TesseraServer, or
         assert_exact_choices(response, oracle("tiny-llama"), strategy)
 
 
-def test_log_probabilities_of_alternatives(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_log_probabilities_of_alternatives(server, oracle, text):
     body = {**explained(text(20), [text(150), text(60)], text(20), "shared"), "top_logprobs": 5}
     for status in ("filled", "hit"):
         response = server.chat(**body)
@@ -72,9 +69,7 @@ def test_log_probabilities_of_alternatives(server: TesseraServer, oracle: Any, t
     ids=["regex", "choice", "json_schema"],
 )
 @pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
-def test_structured_output(
-    strategy: str, constraint: dict[str, Any], pattern: str, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_structured_output(strategy, constraint, pattern, server, oracle, text):
     """Log probabilities cover the tokens that the grammar allows."""
     body = {**explained(text(20), [text(150), text(60)], text(20), strategy), **constraint, "max_tokens": 200}
     body |= {"ignore_eos": False, "top_logprobs": VOCABULARY, "return_tokens_as_token_ids": True}
@@ -91,7 +86,7 @@ def test_structured_output(
             assert [found[token] for token in allowed] == pytest.approx(row[allowed].log_softmax(-1).tolist(), abs=1e-4)
 
 
-def test_prompt_logprobs_are_those_of_full_attention(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_prompt_logprobs_are_those_of_full_attention(server, oracle, text):
     """Also with cached chunks; vLLM's prefix cache hits no composed block."""
     chunks, question, system = [text(150), text(130)], text(140), text(20)
     assert statuses(ask(server, "shared", chunks, question, system=system)) == ["filled"] * 2
@@ -115,7 +110,7 @@ def scheduled(serve: Any) -> TesseraServer:
 
 @pytest.mark.parametrize("strategy", ONE_OF_STRATEGIES)
 @pytest.mark.matrix
-def test_without_vllms_prefix_cache(strategy: str, scheduled: TesseraServer, oracle: Any, text: Text) -> None:
+def test_without_vllms_prefix_cache(strategy, scheduled, oracle, text):
     chunks, question = [text(100), text(64)], text(100)
     for status in ("filled", "hit", "hit"):
         response = ask(scheduled, strategy, chunks, question)
@@ -125,7 +120,7 @@ def test_without_vllms_prefix_cache(strategy: str, scheduled: TesseraServer, ora
 
 
 @pytest.mark.matrix
-def test_beside_another_worker_extension(serve: Any, oracle: Any, text: Text, tmp_path: Path) -> None:
+def test_beside_another_worker_extension(serve, oracle, text, tmp_path):
     (tmp_path / "theirs.py").write_text("class Extension:\n    def hello(self):\n        return 'hello'\n")
     environment = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(tmp_path)}
     server = serve("tiny-llama", "--worker-extension-cls", "theirs.Extension", environment=environment)
@@ -134,7 +129,7 @@ def test_beside_another_worker_extension(serve: Any, oracle: Any, text: Text, tm
 
 
 @pytest.mark.matrix
-def test_requests_of_several_priorities(scheduled: TesseraServer, text: Text) -> None:
+def test_requests_of_several_priorities(scheduled, text):
     """The latest request has the highest priority and overtakes; preempted requests load their chunks again."""
     system, chunks = text(10), [text(60), text(40)]
     bodies = [
@@ -164,7 +159,7 @@ def test_requests_of_several_priorities(scheduled: TesseraServer, text: Text) ->
 
 
 @pytest.mark.matrix
-def test_what_runs_during_a_complete_reset_never_loads_chunks_of_before(scheduled: TesseraServer, text: Text) -> None:
+def test_what_runs_during_a_complete_reset_never_loads_chunks_of_before(scheduled, text):
     """vLLM would recompute the request, perhaps with other weights, behind chunks of the old weights."""
     body = {**rag_body(text(20), [text(100)], text(20), "shared"), "max_tokens": 450}
     before = scheduled.metric("vllm:generation_tokens_total")
@@ -186,9 +181,7 @@ def test_what_runs_during_a_complete_reset_never_loads_chunks_of_before(schedule
     ids=["reset", "sleep 1", "sleep 2"],
 )
 @pytest.mark.matrix
-def test_after_a_reset_or_sleep_all_is_computed_anew(
-    calls: tuple[str, ...], scheduled: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_after_a_reset_or_sleep_all_is_computed_anew(calls, scheduled, oracle, text):
     chunks, system = [text(100), text(64)], text(20)
     for _ in range(2):
         for status in ("filled", "hit"):

@@ -4,7 +4,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,9 +17,6 @@ from tests.processes import frozen
 from tests.support.concurrently import apart, rag_body, run
 from tests.support.exactness import ask, assert_exact, statuses
 from tests.support.waiting import until
-
-Text = Callable[[int], str]
-
 
 pytestmark = SMALL_STEPS
 
@@ -52,7 +49,7 @@ def more(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
     return {name: after[name] - before[name] for name in after}
 
 
-async def test_whoever_started_the_fills_may_leave_at_any_time(server: TesseraServer, oracle: Any, text: Text) -> None:
+async def test_whoever_started_the_fills_may_leave_at_any_time(server, oracle, text):
     """Before, while and after other requests wait: these answer exactly, and nothing is left over."""
     system, chunks = text(10), [text(700), text(500)]
     bodies = [rag_body(system, order, text(12), name) for order, name in ((chunks, "shared"), (chunks[::-1], "offset"))]
@@ -83,7 +80,7 @@ async def test_whoever_started_the_fills_may_leave_at_any_time(server: TesseraSe
     )
 
 
-async def test_all_who_wait_leave_and_the_fills_end(server: TesseraServer, text: Text) -> None:
+async def test_all_who_wait_leave_and_the_fills_end(server, text):
     before, body = fills(server), rag_body(text(10), [text(2000), text(1500)], "?", "shared")
     with frozen(engine_core(server)):  # no fill ends before they have left
         async with client_of(server) as client:
@@ -116,7 +113,7 @@ class Ingesting(threading.Thread):
             self.lines += map(json.loads, response.iter_lines())
 
 
-def test_a_plan_says_what_is_being_computed(server: TesseraServer, text: Text) -> None:
+def test_a_plan_says_what_is_being_computed(server, text):
     system, chunks = text(10), [text(2500), text(20)]
     ingesting = Ingesting(server, chunks=chunks[:1], system=system)
     ingesting.start()
@@ -130,7 +127,7 @@ def test_a_plan_says_what_is_being_computed(server: TesseraServer, text: Text) -
     assert ingesting.lines[0]["status"] == "filled"
 
 
-def test_clearing_during_an_ingestion_is_said_in_its_lines(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_clearing_during_an_ingestion_is_said_in_its_lines(server, oracle, text):
     """A request that waits for a chunk still answers with it after the cache is cleared."""
     system, chunks = text(10), [text(3000), text(3000), text(3000), text(40)]
     ingesting = Ingesting(
@@ -160,7 +157,7 @@ def test_clearing_during_an_ingestion_is_said_in_its_lines(server: TesseraServer
     server.post("/v1/rag/plan", {"chunks": [{"id": "c2"}], "question": "?"})
 
 
-def test_a_client_that_leaves_ends_its_ingestion(server: TesseraServer, text: Text) -> None:
+def test_a_client_that_leaves_ends_its_ingestion(server, text):
     """Finished chunks stay, running fills are aborted, and the rest never starts."""
     chunks, before = [text(3000) for _ in range(8)], fills(server)
     with server.client.stream("POST", "/v1/rag/chunks", json={"chunks": chunks, "system": "leaving"}) as response:
@@ -175,9 +172,7 @@ def test_a_client_that_leaves_ends_its_ingestion(server: TesseraServer, text: Te
     assert plan["chunks"][0]["status"] == "hit"
 
 
-def test_a_request_that_waits_for_an_abandoned_ingestion_gets_its_chunk(
-    server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_a_request_that_waits_for_an_abandoned_ingestion_gets_its_chunk(server, oracle, text):
     chunk, answers = text(4000), []
     waiting = threading.Thread(target=lambda: answers.append(ask(server, "offset", [chunk], "?", system="waiting")))
     with httpx.Client(base_url=server.url, timeout=300) as leaving:

@@ -14,16 +14,8 @@ AUTO = {"documents": "auto"}
 
 
 def ask(server: TesseraServer, messages: Messages, **fields: Any) -> dict[str, Any]:
-    body = {
-        "messages": messages,
-        "max_tokens": STEPS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "logprobs": True,
-        "return_token_ids": True,
-        "cache": {**AUTO, "explain": True, **fields.pop("cache", {})},
-        **fields,
-    }
+    body = {"messages": messages, "cache": {**AUTO, "explain": True, **fields.pop("cache", {})}, **fields}
+    body |= {"max_tokens": STEPS, "temperature": 0, "ignore_eos": True, "logprobs": True, "return_token_ids": True}
     return server.post("/v1/chat/completions", body)
 
 
@@ -46,12 +38,8 @@ def assert_exact(answer: dict[str, Any], oracle: Any) -> None:
     expected = oracle.score("offset", segments, tokens, report.get("opening"), windows if is_computed else None)
     differences = [abs(a - b) for a, b in zip(token_logprobs(answer), expected.logprobs, strict=True)]
     assert max(differences) <= 1e-4, differences
-    counted = report["tokens"]
-    assert (
-        counted["reused"] + counted["computed"]
-        == counted["prompt"]
-        == sum(map(len, (*segments[1], segments[0], segments[2])))
-    )
+    counted, size = report["tokens"], sum(map(len, (*segments[1], segments[0], segments[2])))
+    assert counted["reused"] + counted["computed"] == counted["prompt"] == size
     assert min(counted.values()) >= 0
 
 
@@ -77,10 +65,7 @@ def test_passages_computed_ahead_are_hits_behind_the_same_text(server, oracle, t
     server.ingest([one, {"text": two, "title": "Title"}], system=system)
     prompt = f"{one}\n\nand {two}. Why?"
     same = ask(server, [{"role": "system", "content": system}, {"role": "user", "content": prompt}])
-    assert (report_of(same)["scope"], statuses(same)) == (
-        "system",
-        ["hit", "filled"],
-    )  # its title was part of the other
+    assert (report_of(same)["scope"], statuses(same)) == ("system", ["hit", "filled"])  # a title was part of the other
     other = ask(server, [{"role": "system", "content": text(20)}, {"role": "user", "content": prompt}])
     assert (report_of(other)["scope"], statuses(other)) == ("isolated", ["filled"] * 2)
     for answer in (same, other):
@@ -102,7 +87,7 @@ def test_documents_in_several_messages(server, oracle, text) -> None:
         assert_exact(answer, oracle("tiny-llama"))
 
 
-def test_another_namespace_finds_nothing(server, text) -> None:
+def test_another_namespace_and_ordinary_prompts_find_nothing(server, text) -> None:
     passage = text(100)
     messages = [{"role": "user", "content": f"{passage}\n\nWhy?"}]
     server.chat(chunks=[passage], question="Why?", max_tokens=1, cache={"namespace": "mine"})
@@ -112,13 +97,8 @@ def test_another_namespace_finds_nothing(server, text) -> None:
     salted = ask(server, messages, cache={"namespace": "mine"}, cache_salt="salt")
     assert "found" not in report_of(salted)
     assert len(report_of(ask(server, messages, cache={"namespace": "mine"}))["found"]) == 1
-
-
-def test_an_ordinary_prompt_stays_one(server, text) -> None:
-    for messages, documents in (
-        ([{"role": "user", "content": text(300)}], "auto"),
-        (FORMS["open_webui"]([text(50)], 1), "off"),
-    ):
+    plain = [{"role": "user", "content": text(300)}]
+    for messages, documents in ((plain, "auto"), (FORMS["open_webui"]([text(50)], 1), "off")):
         report = report_of(ask(server, messages, cache={"documents": documents}))
         assert (report["mode"], report["reason"]) == ("full", "the request has no chunks")
         assert "found" not in report

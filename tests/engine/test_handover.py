@@ -3,7 +3,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -20,16 +20,13 @@ from tests.support.split import SECRET, Split
 
 pytestmark = pytest.mark.matrix
 
-Text = Callable[[int], str]
 
 PEER = PeerAuth(PeerKey(SECRET))
 CHAT = "/v1/rag/chat"
 
 
 @pytest.fixture(scope="module", params=PLACEMENTS)
-def split(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Any]
-) -> Iterator[Split]:
+def split(request, tmp_path_factory, model_path) -> Iterator[Split]:
     pytest.importorskip("nixl", reason="NIXL is not installed (docs/connectors.md)")
     with ExitStack() as stack:
         flags = (*NIXL, *PLACEMENTS[request.param], "--max-model-len", "2048", "--block-size", str(BLOCK))
@@ -78,9 +75,7 @@ def handovers(split: Split) -> dict[str, int]:
     return split.decode.stats()["counters"]["handovers"]
 
 
-def test_chunked_and_ordinary_requests_several_at_once(
-    split: Split, strategies: list[str], oracle: Any, text: Text
-) -> None:
+def test_chunked_and_ordinary_requests_several_at_once(split, strategies, oracle, text):
     reference = oracle("tiny-llama")
 
     def ask(number: int) -> dict[str, Any]:
@@ -108,7 +103,7 @@ def test_chunked_and_ordinary_requests_several_at_once(
     assert handovers(split)["taken"] == 11
 
 
-def test_streams(split: Split, strategies: list[str], oracle: Any, text: Text) -> None:
+def test_streams(split, strategies, oracle, text):
     asked = body(split.decode, text(300), text(90), strategy=strategies[0])
     whole = split.router.client.post(CHAT, json=asked).json()["choices"][0]["message"]["content"]
     *events, last = stream_events(split.router, CHAT, asked)
@@ -117,9 +112,7 @@ def test_streams(split: Split, strategies: list[str], oracle: Any, text: Text) -
     assert last["cache"]["handover"] == {"outcome": "taken"}
 
 
-def test_preempted_requests_are_answered_and_poison_nothing(
-    split: Split, strategies: list[str], oracle: Any, text: Text
-) -> None:
+def test_preempted_requests_are_answered_and_poison_nothing(split, strategies, oracle, text):
     """Blocks that another engine filled are gone after a preemption: full attention goes on."""
 
     def ask(number: int) -> dict[str, Any]:
@@ -140,7 +133,7 @@ def test_preempted_requests_are_answered_and_poison_nothing(
 
 
 @pytest.mark.parametrize("change", [{"digest": "0" * 64}, {"mode": "full"}, {"version": 2}])
-def test_forged_handovers_are_not_used(split: Split, oracle: Any, text: Text, change: dict[str, Any]) -> None:
+def test_forged_handovers_are_not_used(split, oracle, text, change):
     asked = body(split.decode, text(300), text(90))
     params = handed_over(split, asked)
     params["tessera_handover"] |= change
@@ -150,7 +143,7 @@ def test_forged_handovers_are_not_used(split: Split, oracle: Any, text: Text, ch
     assert_unpoisoned(split, oracle("tiny-llama"), answer)
 
 
-def test_malformed_handovers_get_400_and_others_403(split: Split, text: Text) -> None:
+def test_malformed_handovers_get_400_and_others_403(split, text):
     asked = body(split.decode, text(300))
     params = handed_over(split, asked)
     for wrong in ({}, {"version": 1}, {"version": 1, "mode": "x", "placement": "copy", "digest": ""}):
@@ -163,7 +156,7 @@ def test_malformed_handovers_get_400_and_others_403(split: Split, text: Text) ->
     assert (refused.status_code, refused.json()["error"]["reason"]) == (403, "peers_only")
 
 
-def test_a_dead_prefill_replica(split: Split, oracle: Any, text: Text) -> None:
+def test_a_dead_prefill_replica(split, oracle, text):
     """Dies before its blocks are read, then before it is asked."""
     asked = body(split.decode, text(300), text(90))
     params = handed_over(split, asked)

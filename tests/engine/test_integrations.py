@@ -79,7 +79,7 @@ def statuses(report: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_a_page_reuses_its_documents_in_another_order(name: str, emptied: TesseraServer, clients: Path) -> None:
+def test_a_page_reuses_its_documents_in_another_order(name, emptied, clients):
     first, second = run_page(name, emptied, clients)
     for (answer, _), documents in ((first, DOCUMENTS), (second, DOCUMENTS[::-1])):
         plain = emptied.post(CHAT, {**QUESTION, "documents": documents})
@@ -90,7 +90,7 @@ def test_a_page_reuses_its_documents_in_another_order(name: str, emptied: Tesser
 
 
 @pytest.mark.parametrize("name", [*FRAMEWORKS, "routers"])
-def test_a_page_names_the_versions_that_are_installed(name: str, clients: Path) -> None:
+def test_a_page_names_the_versions_that_are_installed(name, clients):
     found = re.search(r"^Tested with (.*)\.$", page(name), re.MULTILINE)
     assert found is not None
     named = dict(re.findall(r"([\w-]+) (\d+\.\d+)", found[1]))
@@ -122,7 +122,7 @@ def run_client(name: str, server: TesseraServer, asked: dict[str, Any]) -> list[
 
 
 @pytest.mark.parametrize("name", ["stream_openai.py", "stream_litellm.py", "stream_langchain.py", "stream_vercel.mjs"])
-def test_streams_are_what_clients_expect(name: str, emptied: TesseraServer, clients: Path) -> None:
+def test_streams_are_what_clients_expect(name, emptied, clients):
     body = {**QUESTION, "documents": DOCUMENTS}
     emptied.post(CHAT, body)
     whole = emptied.post(CHAT, body)
@@ -157,9 +157,7 @@ PASSAGES = [
         ("rag_langchain.py", "completion"),
     ],
 )
-def test_passages_in_frameworks_own_prompts_are_found(
-    name: str, way: str, emptied: TesseraServer, clients: Path
-) -> None:
+def test_passages_in_frameworks_own_prompts_are_found(name, way, emptied, clients):
     asked = {"way": way, "question": "How long is the bridge?", "options": {"temperature": 0, "max_tokens": 2}}
     run_client(name, emptied, {**asked, "documents": PASSAGES})
     run_client(name, emptied, {**asked, "documents": PASSAGES[::-1]})
@@ -188,7 +186,7 @@ def router(emptied: TesseraServer, clients: Path, tmp_path: Path) -> Iterator[ht
         yield client
 
 
-def test_vllms_router_passes_documents_and_reports_on(router: httpx.Client, emptied: TesseraServer) -> None:
+def test_vllms_router_passes_documents_and_reports_on(router, emptied):
     body = {**QUESTION, "model": emptied.model, "documents": DOCUMENTS}
     assert statuses(router.post(CHAT, json=body).json()["kv_transfer_params"]["cache"]) == ["filled"] * 2
     streamed = router.post(CHAT, json={**body, "documents": DOCUMENTS[::-1], "stream": True}).text

@@ -2,7 +2,6 @@
 """Composed KV never reaches ordinary traffic, another layout, another namespace or another strategy."""
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ import pytest
 from tests.engine.server import TesseraServer, token_logprobs
 from tests.support.completions import all_tokens, complete
 from tests.support.exactness import ask, assert_exact, segments
-
-Text = Callable[[int], str]
 
 
 @pytest.fixture
@@ -21,9 +18,7 @@ def stock(serve: Any) -> TesseraServer:
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("shared", marks=pytest.mark.matrix), "offset"])
-def test_ordinary_requests_get_ordinary_answers(
-    strategy: str, server: TesseraServer, stock: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_ordinary_requests_get_ordinary_answers(strategy, server, stock, oracle, text):
     """Tokens of a RAG request as an ordinary request before, during and after it."""
     chunks, question = [text(300), text(200), text(140)], text(60)
     explained = ask(server, strategy, [*chunks], question, cache={"mode": "full"})
@@ -53,16 +48,14 @@ def test_ordinary_requests_get_ordinary_answers(
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("shared", marks=pytest.mark.matrix), "offset"])
-def test_ordinary_requests_after_composed_ones(
-    strategy: str, server: TesseraServer, stock: TesseraServer, text: Text
-) -> None:
+def test_ordinary_requests_after_composed_ones(strategy, server, stock, text):
     """Composed blocks are in vLLM's prefix cache before any ordinary request has computed the same tokens."""
     for _ in range(2):
         report = ask(server, strategy, [text(300), text(200)], text(60))["cache"]
         assert complete(server, all_tokens(report)) == pytest.approx(complete(stock, all_tokens(report)), abs=1e-5)
 
 
-def test_the_prefix_cache_never_crosses_layouts(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_the_prefix_cache_never_crosses_layouts(server, oracle, text):
     """Equal token sequences under other boundaries, strategies and namespaces share no composed block."""
     a, b = text(254), text(254)
     question = text(150)
@@ -73,12 +66,7 @@ def test_the_prefix_cache_never_crosses_layouts(server: TesseraServer, oracle: A
     offset = ask(server, "offset", [a, b], question)
     elsewhere = ask(server, "shared", [a, b], question, cache={"namespace": "elsewhere"})
     num_question = len(segments(joined["cache"])[2])
-    for response, strategy in (
-        (joined, "shared"),
-        (merged, "shared"),
-        (offset, "offset"),
-        (elsewhere, "shared"),
-    ):
+    for response, strategy in ((joined, "shared"), (merged, "shared"), (offset, "offset"), (elsewhere, "shared")):
         assert_exact(response, oracle("tiny-llama"), strategy)
         # The whole question was computed. (A fill is plain causal attention, and may hit truly equal prefixes.)
         filled = sum(c["tokens"] for c in response["cache"]["chunks"] if c["status"] == "filled")
@@ -89,7 +77,7 @@ def test_the_prefix_cache_never_crosses_layouts(server: TesseraServer, oracle: A
     assert max(abs(x - y) for x, y in zip(token_logprobs(joined), token_logprobs(merged), strict=True)) > 1e-3
 
 
-def test_a_cache_salt_is_a_namespace_of_its_own(server: TesseraServer, text: Text) -> None:
+def test_a_cache_salt_is_a_namespace_of_its_own(server, text):
     chunk = text(100)
     statuses = []
     for salt in ("tenant-a", "tenant-b", "tenant-a"):
@@ -99,7 +87,7 @@ def test_a_cache_salt_is_a_namespace_of_its_own(server: TesseraServer, text: Tex
 
 
 @pytest.mark.usefixtures("server")  # `stock` runs beside it in all tests of this file, and so starts once
-def test_without_the_cache_there_are_no_chunks_to_manage(stock: TesseraServer) -> None:
+def test_without_the_cache_there_are_no_chunks_to_manage(stock):
     off = "the chunk cache is off: switched off by --chunk-cache off"
     assert stock.post("/v1/rag/chunks", {"chunks": ["a"]}, 409)["error"]["message"] == off
     assert stock.get("/v1/rag/chunks", 409)["error"]["message"] == off
@@ -115,16 +103,12 @@ def test_without_the_cache_there_are_no_chunks_to_manage(stock: TesseraServer) -
         assert "the chunk cache is off" in stock.post(path, by_id, 404)["error"]["message"]
 
 
-def test_clients_cannot_send_transfer_plans(server: TesseraServer) -> None:
+def test_clients_cannot_send_transfer_plans(server):
     plan = {"tessera": {"loads": [[0, 8, 0, 1, [0]]], "saves": []}}
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1, "kv_transfer_params": plan}
     error = server.post("/v1/chat/completions", body, status=400)["error"]
     assert error["param"] == "kv_transfer_params"
     # vLLM's path for rejected requests of a prefill/decode split has no effect either.
-    rejected = {
-        **body,
-        "max_tokens": -5,
-        "kv_transfer_params": {"do_remote_prefill": True, "tessera": {"loads": 3}},
-    }
-    server.post("/v1/chat/completions", rejected, status=400)
+    rejected = {"do_remote_prefill": True, "tessera": {"loads": 3}}
+    server.post("/v1/chat/completions", {**body, "max_tokens": -5, "kv_transfer_params": rejected}, status=400)
     assert server.chat(chunks=["still here"], question="?", max_tokens=1)["cache"]["mode"] == "chunked"

@@ -14,7 +14,6 @@ from tests.support.exactness import STRATEGIES, ask, assert_exact, statuses
 from tests.support.tier_servers import archived
 
 pytestmark = pytest.mark.matrix
-Text = Callable[[int], str]
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +32,7 @@ def server(serve: Any, adapters: dict[str, Adapter], tmp_path_factory: pytest.Te
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_each_adapter_has_its_own_chunks(
-    strategy: str, server: TesseraServer, adapters: dict[str, Adapter], oracle: Any, text: Text
-) -> None:
+def test_each_adapter_has_its_own_chunks(strategy, server, adapters, oracle, text):
     system, a, b, c = text(20), text(150), text(60), text(40)
     references = {"a": adapters["a"].merged, "b": adapters["b"].merged, server.model: oracle("tiny-llama")}
     for chunks, expected in (([a, b], ["filled", "filled"]), ([b, a], ["hit", "hit"]), ([c, a], ["filled", "hit"])):
@@ -56,9 +53,7 @@ def copied(adapter: Adapter, folder: Path) -> None:
     shutil.copytree(adapter.folder, folder, dirs_exist_ok=True)
 
 
-def test_an_adapter_loaded_over_another_finds_nothing_of_it(
-    server: TesseraServer, adapters: dict[str, Adapter], tmp_path: Path, text: Text
-) -> None:
+def test_an_adapter_loaded_over_another_finds_nothing_of_it(server, adapters, tmp_path, text):
     """Same name, number and path, with questions long enough for blocks in vLLM's prefix cache."""
     system, chunks, question, folder = text(20), [text(300), text(130)], text(200), tmp_path / "adapter"
 
@@ -73,10 +68,8 @@ def test_an_adapter_loaded_over_another_finds_nothing_of_it(
     check(adapters["a"], "filled", "hit")
     copied(adapters["b"], folder)
     changed = ask(server, "shared", chunks, question, system=system, model="changing")["cache"]
-    assert (changed["mode"], changed["reason"]) == (
-        "full",
-        "files of the adapter changing changed since it was loaded",
-    )
+    reason = "files of the adapter changing changed since it was loaded"
+    assert (changed["mode"], changed["reason"]) == ("full", reason)
     plan = server.post("/v1/rag/plan", {"system": system, "chunks": chunks, "question": "?", "model": "changing"})
     assert (plan["mode"], plan["reason"]) == (changed["mode"], changed["reason"])
     load(server, "changing", folder, load_inplace=True)
@@ -89,7 +82,7 @@ def test_an_adapter_loaded_over_another_finds_nothing_of_it(
     check(adapters["b"], "filled", "hit")
 
 
-def test_chunks_behind_adapters_stay_in_the_pool(server: TesseraServer, text: Text) -> None:
+def test_chunks_behind_adapters_stay_in_the_pool(server, text):
     """Tiers skip adapters' chunks: another process would give the name another meaning."""
     before = archived(server)["counters"]["tiers"].get("file", {})
     body = {"chunks": [text(100)], "question": text(10), "max_tokens": 1}
@@ -99,7 +92,7 @@ def test_chunks_behind_adapters_stay_in_the_pool(server: TesseraServer, text: Te
     assert stored - before.get("stored", 0) == 2  # the system segment and the chunk of the base model
 
 
-def test_ingested_chunks_are_the_adapters(server: TesseraServer, adapters: dict[str, Adapter], text: Text) -> None:
+def test_ingested_chunks_are_the_adapters(server, adapters, text):
     system, chunk = text(20), text(150)
     lines, _ = server.ingest([chunk], system=system, model="b")
     assert [line["status"] for line in lines] == ["filled"]

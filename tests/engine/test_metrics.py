@@ -69,11 +69,8 @@ def test_every_metric_is_documented_and_every_documented_one_exists(server: Tess
 @pytest.mark.serve_with(*REFUSING)
 @pytest.mark.matrix
 def test_with_the_cache_off_only_its_state_is_shown(server: TesseraServer) -> None:
-    assert {name for name, _, _ in families(server)} == {
-        "tessera_cache_state",
-        "tessera_self_check_passed",
-        "tessera_event_loop_tasks",
-    }
+    shown = {"tessera_cache_state", "tessera_self_check_passed", "tessera_event_loop_tasks"}
+    assert {name for name, _, _ in families(server)} == shown
     assert value(server, "cache_state", state="switched_off") == 1
 
 
@@ -99,7 +96,7 @@ def test_workers_count_what_they_move(server: TesseraServer, text: Text) -> None
         assert grown[f"{verb}_bytes_total"] == grown[f"{verb}_tokens_total"] * token_bytes
 
 
-def test_counters_are_those_of_the_stats(server: TesseraServer, text: Text) -> None:
+def test_counters_are_those_of_the_stats_and_requests_are_not_logged(server: TesseraServer, text: Text) -> None:
     body = {"chunks": [text(50), text(60)], "question": "?", "max_tokens": 1}
     for _ in range(2):
         server.chat(**body)
@@ -110,6 +107,8 @@ def test_counters_are_those_of_the_stats(server: TesseraServer, text: Text) -> N
         assert value(server, "tokens_total", kind=kind) == count
     assert value(server, "requests_total", mode="chunked") == counters["requests"]["chunked"]
     assert value(server, "leases") == value(server, "fills_running") == value(server, "fills_queued") == 0
+    server.chat(chunks=[text(50)], question="?", max_tokens=1)
+    assert " INFO request " not in server.log.read_text()
 
 
 @pytest.mark.serve_with(*REFUSING)
@@ -125,8 +124,3 @@ def test_counters_are_those_of_the_stats(server: TesseraServer, text: Text) -> N
 def test_a_full_queue_says_when_to_ask_again(path: str, body: dict[str, Any], server: TesseraServer) -> None:
     response: httpx.Response = server.client.post(path, json={**body, "max_tokens": 1})
     assert (response.status_code, response.headers.get("retry-after")) == (503, str(RETRY_AFTER_S)), response.text
-
-
-def test_requests_are_not_logged_by_default(server: TesseraServer, text: Text) -> None:
-    server.chat(chunks=[text(50)], question="?", max_tokens=1)
-    assert " INFO request " not in server.log.read_text()

@@ -55,16 +55,10 @@ def open_webui(tessera: TesseraServer, tmp_path_factory: pytest.TempPathFactory)
     """Its address. It knows the server from its environment, and asks an endpoint for embeddings."""
     folder, embeddings, port = tmp_path_factory.mktemp("open-webui"), EndpointStandIn(), free_port()
     with embeddings.serving(), (folder / "log").open("wb") as log:
-        settings = {
-            "DATA_DIR": str(folder),
-            "OFFLINE_MODE": "true",
-            "OPENAI_API_BASE_URL": f"{tessera.url}/v1",
-            "OPENAI_API_KEY": "none",
-            "RAG_EMBEDDING_ENGINE": "openai",
-            "RAG_OPENAI_API_BASE_URL": embeddings.url,
-            "DEFAULT_MODEL_PARAMS": '{"function_calling": "legacy", "max_tokens": 16, "temperature": 0}',
-            **dict.fromkeys(OFF, "False"),
-        }
+        settings = {"DATA_DIR": str(folder), "OFFLINE_MODE": "true", **dict.fromkeys(OFF, "False")}
+        settings |= {"OPENAI_API_BASE_URL": f"{tessera.url}/v1", "OPENAI_API_KEY": "none"}
+        settings |= {"RAG_EMBEDDING_ENGINE": "openai", "RAG_OPENAI_API_BASE_URL": embeddings.url}
+        settings["DEFAULT_MODEL_PARAMS"] = '{"function_calling": "legacy", "max_tokens": 16, "temperature": 0}'
         command = [str(ENVIRONMENT / "open-webui"), "serve", "--host", "127.0.0.1", "--port", str(port)]
         with started(command, cwd=folder, env={**os.environ, **settings}, stdout=log, stderr=log) as process:
             client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)

@@ -45,15 +45,8 @@ Fields = dict[str, Any]
 def every_field(text: Any, *, parts: bool = False) -> Fields:
     """A body with the value wherever an endpoint has a text."""
     content = [{"type": "text", "text": text}] if parts else text
-    return {
-        "model": "tiny-llama",
-        "max_tokens": 1,
-        "messages": [{"role": "user", "content": content}],
-        "prompt": text,
-        "input": text,
-        "question": text,
-        "chunks": [text],
-    }
+    asked = {"model": "tiny-llama", "max_tokens": 1, "messages": [{"role": "user", "content": content}]}
+    return {**asked, "prompt": text, "input": text, "question": text, "chunks": [text]}
 
 
 def chat(**fields: Any) -> Fields:
@@ -70,13 +63,6 @@ def document(size: int) -> Fields:
 def image(size: int) -> Fields:
     url = {"url": f"data:image/png;base64,{'A' * size}"}
     return chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": url}]}])
-
-
-def nested(depth: int, leaf: Any = 1) -> Any:
-    value = leaf
-    for _ in range(depth):
-        value = [value]
-    return value
 
 
 BODIES: dict[str, Callable[[], bytes]] = {

@@ -22,15 +22,8 @@ pytestmark = pytest.mark.matrix
 
 Text = Callable[[int], str]
 
-LITTLE = (
-    "--enforce-eager",
-    "--max-model-len",
-    "4096",
-    "--num-gpu-blocks-override",
-    "40",
-    "--chunk-cache-memory",
-    "16MiB",
-)
+LITTLE = ("--enforce-eager", "--max-model-len", "4096", "--num-gpu-blocks-override", "40")
+LITTLE += ("--chunk-cache-memory", "16MiB")
 """Memory for two conversations."""
 
 
@@ -70,7 +63,7 @@ def evict(server: TesseraServer, text: Text) -> None:
     settle(server)
 
 
-def test_a_conversation_continues_after_eviction_and_restart(tier: TierFolder, oracle: Any, text: Text) -> None:
+def test_a_conversation_continues_after_eviction_and_restart(tier, oracle, text):
     server = tier.start()
     conversation = tokens_of(server, text(2000))
     computed, answer, _ = complete(server, conversation)
@@ -93,7 +86,7 @@ def test_a_conversation_continues_after_eviction_and_restart(tier: TierFolder, o
         settle(server)
 
 
-def test_only_the_same_salt_tenant_and_model_find_a_prompt(tier: TierFolder, text: Text, tmp_path: Path) -> None:
+def test_only_the_same_salt_tenant_and_model_find_a_prompt(tier, text, tmp_path):
     tenants = tenants_file(tmp_path)
     server = tier.start("tiny-llama", "--tenants", tenants)
     server.client.headers.update(key_of("root"))
@@ -121,7 +114,7 @@ def test_only_the_same_salt_tenant_and_model_find_a_prompt(tier: TierFolder, tex
     assert complete(server, prompt, headers=key_of("beta"), max_tokens=1)[0] == 0
 
 
-def test_two_servers_share_a_directory_and_kill_9_damages_nothing(tier: TierFolder, oracle: Any, text: Text) -> None:
+def test_two_servers_share_a_directory_and_kill_9_damages_nothing(tier, oracle, text):
     one, two = tier.start(), tier.start()
     prompts = [tokens_of(one, text(1500)) for _ in range(6)]
     with ThreadPoolExecutor(2) as pool:
@@ -144,9 +137,7 @@ def test_two_servers_share_a_directory_and_kill_9_damages_nothing(tier: TierFold
 
 
 @pytest.mark.parametrize("placement", ["copy", "in-place"])
-def test_compositions_are_found_too_and_never_in_part(
-    placement: str, tier: TierFolder, oracle: Any, text: Text
-) -> None:
+def test_compositions_are_found_too_and_never_in_part(placement, tier, oracle, text):
     """A long question behind chunks is stored with them; a short one is not."""
     server = tier.start("tiny-llama", "--chunk-cache-placement", placement)
     chunks, system, question = [text(200), text(150)], text(30), text(700)
@@ -171,7 +162,7 @@ def test_compositions_are_found_too_and_never_in_part(
     assert_exact(ask(server, "shared", chunks, question, system=system), oracle("tiny-llama"), "shared")
 
 
-def test_requests_that_attend_are_exact_and_not_stored(tier: TierFolder, oracle: Any, text: Text) -> None:
+def test_requests_that_attend_are_exact_and_not_stored(tier, oracle, text):
     server = tier.start("tiny-llama", "--chunk-cache-placement", "attend")
     chunks, question = [text(200), text(150)], text(700)
     for _ in range(2):

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,8 +14,6 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.matrix
 
-Text = Callable[[int], str]
-
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], Path]) -> Iterator[Split]:
@@ -24,9 +21,7 @@ def split(tmp_path_factory: pytest.TempPathFactory, model_path: Callable[[str], 
         yield Split(stack, tmp_path_factory.mktemp("roles"), model_path("tiny-llama"))
 
 
-def test_chunks_are_computed_where_prompts_are_prefilled_until_that_replica_dies(
-    split: Split, oracle: Any, text: Text
-) -> None:
+def test_chunks_are_computed_where_prompts_are_prefilled_until_that_replica_dies(split, oracle, text):
     prefill = split.start("prefill")
     split.router.wait_for("decode", "prefill")
     for strategy in STRATEGIES:

@@ -17,15 +17,15 @@ import httpx
 import pytest
 
 from app.server import claim_address
-from machine.server_process import ROOT, reserved_port
+from machine.server_process import ROOT, last_words, reserved_port
 from tests.engine.conftest import COMMON
-from tests.engine.server import TesseraServer, token_logprobs, wait_until_gone
+from tests.engine.server import token_logprobs, wait_until_gone
 from tests.support.exactness import ask, assert_exact, statuses
 from tests.support.waiting import until
 
 
 @pytest.mark.matrix
-def test_a_worker_that_finds_no_room_for_the_required_cache_ends_the_start(start: Callable[..., TesseraServer]) -> None:
+def test_a_worker_that_finds_no_room_for_the_required_cache_ends_the_start(start):
     server = start("--chunk-cache", "require", "--chunk-cache-memory", "1KiB")
     assert server.process.wait(300) == 2
     said = [line for line in server.log.read_text().splitlines() if line.startswith("tessera: ")]
@@ -35,7 +35,7 @@ def test_a_worker_that_finds_no_room_for_the_required_cache_ends_the_start(start
 
 
 @pytest.mark.matrix
-def test_an_interruption_ends_every_process(start: Callable[..., TesseraServer]) -> None:
+def test_an_interruption_ends_every_process(start):
     """SIGTERM ends each server that tests share."""
     server = start().wait_ready()
     assert server.chat(chunks=["a chunk"], question="?", max_tokens=1)["cache"]["mode"] == "chunked"
@@ -43,7 +43,7 @@ def test_an_interruption_ends_every_process(start: Callable[..., TesseraServer])
 
 
 @pytest.mark.matrix
-def test_a_signal_during_start_ends_every_process(start: Callable[..., TesseraServer]) -> None:
+def test_a_signal_during_start_ends_every_process(start):
     server = start()
     until(lambda: "starting the engine" in server.log.read_text())
     time.sleep(3)
@@ -52,9 +52,7 @@ def test_a_signal_during_start_ends_every_process(start: Callable[..., TesseraSe
 
 
 @pytest.mark.matrix
-def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
-    start: Callable[..., TesseraServer], oracle: Any, text: Callable[[int], str]
-) -> None:
+def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(start, oracle, text):
     """SIGTERM during an ingestion and requests ends them and all processes, and leaves nothing behind."""
     server = start("--shutdown-timeout", "5").wait_ready()
     system, chunks = text(20), [text(300), text(120)]
@@ -102,7 +100,7 @@ def test_a_server_stopped_amid_everything_answers_as_before_when_started_again(
 
 
 @pytest.mark.matrix
-def test_torch_compile_is_exact(start: Callable[..., TesseraServer], oracle: Any) -> None:
+def test_torch_compile_is_exact(start, oracle):
     """As by default outside tests: compiled, with settings from the environment."""
     environment = {"TESSERA_CHUNK_MODE": "offset"}
     server = start("--no-enforce-eager", environment=environment).wait_ready()
@@ -177,8 +175,54 @@ def said(model_path: Callable[[str], Path]) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)), ids=[words for *_, words in REFUSED])
-def test_refused_in_one_line(number: int, said: list[tuple[int, str, str]]) -> None:
+def test_refused_in_one_line(number, said):
     status, output, words = said[number]
     assert status == 2
     assert "Traceback" not in output
     assert words in [line for line in output.splitlines() if line.startswith("tessera")][-1]
+
+
+# Where a server's start is told: our stages at the terminal, vLLM's details in a file
+
+
+_DETAILS = re.compile(r"^\((?:MainProcess|EngineCore|VllmWorker-\d) pid=\d+\) INFO ", re.M)
+_STAGES = ("starting the engine with .+", "loading the weights", "compiling and warming up", "self-check")
+
+
+def file_named_in(said: str) -> Path:
+    (path,) = re.findall(r"^tessera: vLLM's log is in (\S+);", said, re.M)
+    return Path(path)
+
+
+def test_stages_with_their_times_are_told_and_details_are_in_a_file(server):
+    said = server.log.read_text()
+    assert not _DETAILS.search(said)
+    times = re.findall(rf"^tessera: ({'|'.join(_STAGES)}): \d+\.\d s$", said, re.M)
+    assert [re.fullmatch(stage, time) is not None for stage, time in zip(_STAGES, times, strict=True)] == [True] * 4
+    assert f"tessera: ready at {server.url} after " in said
+    log = file_named_in(said).read_text()
+    for process in ("MainProcess", "EngineCore", "VllmWorker-0"):
+        assert re.search(rf"^\({process} pid=\d+\) INFO ", log, re.M)
+    warnings = {line for line in log.splitlines() if re.match(r"\(\S+ pid=\d+\) (WARNING|ERROR) ", line)}
+    assert warnings
+    assert warnings <= set(said.splitlines())
+
+
+@pytest.mark.matrix
+@pytest.mark.serve_with("--documents", "auto", "--log-level", "info")
+def test_the_level_info_brings_details_back(server):
+    said = server.log.read_text()
+    assert re.search(r"\(EngineCore pid=\d+\) INFO ", said)
+    assert "vLLM's log is in" not in said
+    assert re.search(r"^tessera: self-check: \d+\.\d s$", said, re.M)
+
+
+@pytest.mark.matrix
+def test_a_failed_start_says_why_and_where_the_log_is(start):
+    server = start("--kv-cache-memory-bytes", "1K")
+    assert server.process.wait(300) == 1
+    said = server.log.read_text()
+    last = last_words(server.log)
+    assert last.startswith("tessera: failed: ValueError: ")
+    assert last.endswith(f"; vLLM's log is in {file_named_in(said)}")
+    assert re.search(r"^\(EngineCore pid=\d+\) ERROR ", said, re.M)

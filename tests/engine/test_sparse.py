@@ -2,7 +2,6 @@
 """Sparse requests: the chunks that the question attends to most, exact without the others, at their positions."""
 
 import itertools
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +12,6 @@ from tests.engine.server import TesseraServer, token_logprobs
 from tests.support.exactness import PROBED, STRATEGIES, SUFFIX, ask, assert_exact, attention, kept_of, segments
 from tests.support.tier_servers import to_sleep
 
-Text = Callable[[int], str]
 BLOCK = 32
 LITTLE = ("--num-gpu-blocks-override", "18", "--max-model-len", str(17 * BLOCK), "--chunk-cache-memory", "4MiB")
 """Blocks for one context, and a pool for two."""
@@ -52,7 +50,7 @@ def assert_selected(
 
 @pytest.mark.serve_with(*PROBED)
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "window"])
-def test_selection_and_answer_are_the_oracles(strategy: str, server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_selection_and_answer_are_the_oracles(strategy, server, oracle, text):
     chunks = [text(length) for length in LENGTHS]
     for number, question in enumerate((text(30), text(2 * BLOCK), "?")):
         response = ask_sparse(server, strategy, chunks, question)
@@ -65,9 +63,7 @@ def test_selection_and_answer_are_the_oracles(strategy: str, server: TesseraServ
 
 @pytest.mark.serve_with(*PROBED)
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "window"])
-def test_closed_gaps_are_the_request_without_the_other_chunks(
-    strategy: str, server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_closed_gaps_are_the_request_without_the_other_chunks(strategy, server, oracle, text):
     chunks, question = [text(length) for length in LENGTHS], text(30)
     for _ in range(2):  # computed, and cached
         sparse = {"budget_tokens": BUDGET, "gaps": "close"}
@@ -81,7 +77,7 @@ def test_closed_gaps_are_the_request_without_the_other_chunks(
 
 
 @pytest.mark.serve_with(*PROBED)
-def test_some_cached_some_not(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_some_cached_some_given_twice_and_full_attention(server, oracle, text):
     chunks = [text(length) for length in LENGTHS]
     ask(server, "offset", chunks[:2], text(9))
     ask_sparse(server, "offset", chunks[:4], text(9))
@@ -96,10 +92,20 @@ def test_some_cached_some_not(server: TesseraServer, oracle: Any, text: Text) ->
     assert report["tokens"]["computed"] == len(segments(report)[2]) + sum(
         report["chunks"][index]["tokens"] for index in computed
     )
+    twice = text(60)
+    for _ in range(2):
+        response = ask_sparse(server, "offset", [twice, text(90), twice, text(100)], text(20))
+        assert_selected(server, response, oracle("tiny-llama"), "offset")
+        assert_exact(response, oracle("tiny-llama"), "offset")
+    chunks = [text(length) for length in LENGTHS]
+    full = ask_sparse(server, "offset", chunks, text(20), {"mode": "full"})["cache"]
+    assert full["mode"] == "full"
+    assert "left_out" not in full["tokens"]
+    assert all("kept" not in chunk for chunk in full["chunks"])
 
 
 @pytest.mark.serve_with(*PROBED)
-def test_a_budget_for_all_changes_nothing(server: TesseraServer, text: Text) -> None:
+def test_a_budget_for_all_changes_nothing(server, text):
     chunks, question = [text(length) for length in LENGTHS], text(20)
     ask(server, "offset", chunks, question)
     plain = ask(server, "offset", chunks, question)  # vLLM's prefix cache has its blocks, as of the next one
@@ -115,9 +121,7 @@ def test_a_budget_for_all_changes_nothing(server: TesseraServer, text: Text) -> 
 
 @pytest.mark.serve_with(*PROBED)
 @pytest.mark.parametrize("cache", [{"scope": "isolated"}, {}])
-def test_scopes_and_prompts_without_a_system_segment(
-    cache: dict[str, Any], server: TesseraServer, oracle: Any, text: Text
-) -> None:
+def test_scopes_and_prompts_without_a_system_segment(cache, server, oracle, text):
     chunks = [text(length) for length in LENGTHS]
     for system in (text(40), ""):
         response = ask_sparse(server, "offset", chunks, text(20), cache, system=system)
@@ -125,25 +129,7 @@ def test_scopes_and_prompts_without_a_system_segment(
         assert_exact(response, oracle("tiny-llama"), "offset")
 
 
-@pytest.mark.serve_with(*PROBED)
-def test_a_chunk_given_twice(server: TesseraServer, oracle: Any, text: Text) -> None:
-    twice = text(60)
-    for _ in range(2):
-        response = ask_sparse(server, "offset", [twice, text(90), twice, text(100)], text(20))
-        assert_selected(server, response, oracle("tiny-llama"), "offset")
-        assert_exact(response, oracle("tiny-llama"), "offset")
-
-
-@pytest.mark.serve_with(*PROBED)
-def test_reports_of_full_attention_leave_nothing_out(server: TesseraServer, text: Text) -> None:
-    chunks = [text(length) for length in LENGTHS]
-    full = ask_sparse(server, "offset", chunks, text(20), {"mode": "full"})["cache"]
-    assert full["mode"] == "full"
-    assert "left_out" not in full["tokens"]
-    assert all("kept" not in chunk for chunk in full["chunks"])
-
-
-def test_requests_may_ask_for_a_budget_on_any_server(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_requests_may_ask_for_a_budget_on_any_server(server, oracle, text):
     response = ask_sparse(server, "offset", [text(length) for length in LENGTHS], text(20))
     assert response["cache"]["tokens"]["left_out"] > 0
     assert_exact(response, oracle("tiny-llama"), "offset")
@@ -151,7 +137,7 @@ def test_requests_may_ask_for_a_budget_on_any_server(server: TesseraServer, orac
 
 @pytest.mark.matrix
 @pytest.mark.serve_with(*PROBED, "--chunk-cache-tiers", "host://?size=64MiB")
-def test_chunks_are_loaded_from_a_tier_to_be_chosen_from(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_chunks_are_loaded_from_a_tier_to_be_chosen_from(server, oracle, text):
     chunks = [text(length) for length in LENGTHS]
     ask(server, "offset", chunks, text(5))
     to_sleep(server)
@@ -169,7 +155,7 @@ def test_chunks_are_loaded_from_a_tier_to_be_chosen_from(server: TesseraServer, 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("placement", ["attend", "in-place"])
-def test_other_placements(placement: str, serve: Any, oracle: Any, text: Text) -> None:
+def test_other_placements(placement, serve, oracle, text):
     server = serve("tiny-llama", *PROBED, "--chunk-cache-placement", placement)
     chunks = [text(length) for length in LENGTHS]
     for strategy, question in itertools.product(STRATEGIES, (text(30), text(9))):
@@ -180,7 +166,7 @@ def test_other_placements(placement: str, serve: Any, oracle: Any, text: Text) -
 
 @pytest.mark.matrix
 @pytest.mark.serve_with(*PROBED, *LITTLE, "--max-num-batched-tokens", "48")
-def test_preempted_evicted_and_in_pieces(server: TesseraServer, oracle: Any, text: Text) -> None:
+def test_preempted_evicted_and_in_pieces(server, oracle, text):
     """Several at once, in blocks for one context."""
     chunks = [text(length) for length in LENGTHS]
     questions, answered = [text(40) for _ in range(8)], []

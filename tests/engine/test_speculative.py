@@ -45,9 +45,7 @@ def method(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def speculation(
-    method: str, model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def speculation(method, model_path, tmp_path_factory) -> dict[str, Any]:
     model, options = model_path("tiny-llama"), {"method": method, "num_speculative_tokens": 2}
     if method == "ngram":
         return {**options, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
@@ -69,10 +67,7 @@ def test_answers_are_exact(server: TesseraServer, method: str, oracle: Any, text
     if method == "draft_model":
         # The model drafts for itself: drafts are right if its layers' KV of the chunks is.
         assert num_accepted / num_drafted > 0.95
-
-
-def test_a_repeated_layout(server: TesseraServer, oracle: Any, text: Text) -> None:
-    """vLLM's prefix cache (whose last block EAGLE drops) hits composed blocks of the same layout."""
+    # vLLM's prefix cache (whose last block EAGLE drops) hits composed blocks of the same layout.
     chunks, question = [text(300), text(200)], text(200)
     for status in ("filled", "hit", "hit"):
         response = ask(server, "shared", chunks, question)

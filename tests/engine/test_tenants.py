@@ -3,7 +3,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +11,6 @@ import pytest
 
 from tests.engine.server import TesseraServer
 from tests.support.tenants import KEYS, LIMITED, key_of, tenants_file
-
-Text = Callable[[int], str]
 
 JSON = {"content-type": "application/json"}
 
@@ -62,17 +59,21 @@ def error(server: TesseraServer, name: str, method: str, path: str, **fields: An
     return response.status_code, response.json().get("error", {})
 
 
-def test_no_tenant_hits_anothers_chunks(server: TesseraServer, text: Text) -> None:
+def test_chunks_are_the_tenants_own_but_in_a_namespace_that_both_keys_open(server, text):
     document = text(200)
     assert ask(server, "acme", [document]) == ["filled"]
     assert ask(server, "beta", [document]) == ["filled"]
     assert ask(server, "acme", [document]) == ask(server, "beta", [document]) == ["hit"]
-
-
-def test_a_namespace_that_both_keys_open_is_shared(server: TesseraServer, text: Text) -> None:
     document, public = text(200), {"namespace": "public"}
     assert ask(server, "acme", [document], cache=public) == ["filled"]
     assert ask(server, "beta", [document], cache=public) == ["hit"]
+    body = {"chunks": [text(200)], "question": "and"}
+    ask(server, "acme", body["chunks"])
+    with acting(server, "beta"):
+        theirs = server.post("/v1/rag/plan", body)
+    with acting(server, "acme"):
+        own = server.post("/v1/rag/plan", body)
+    assert [chunk["status"] for chunk in theirs["chunks"]] != [chunk["status"] for chunk in own["chunks"]]
 
 
 @pytest.mark.parametrize(
@@ -84,23 +85,13 @@ def test_a_namespace_that_both_keys_open_is_shared(server: TesseraServer, text: 
         ("/v1/chat/completions", {"documents": ["one"], "messages": [{"role": "user", "content": "and"}]}),
     ],
 )
-def test_no_tenant_names_anothers_namespace(path: str, body: dict[str, Any], server: TesseraServer) -> None:
+def test_no_tenant_names_anothers_namespace(path, body, server):
     status, said = error(server, "beta", "POST", path, json={**body, "cache": {"namespace": "acme"}})
     assert (status, said.get("param")) == (400, "cache.namespace"), said
     assert "this API key does not open the namespace 'acme'" in said["message"]
 
 
-def test_what_a_plan_finds_is_the_tenants_own(server: TesseraServer, text: Text) -> None:
-    body = {"chunks": [text(200)], "question": "and"}
-    ask(server, "acme", body["chunks"])
-    with acting(server, "beta"):
-        theirs = server.post("/v1/rag/plan", body)
-    with acting(server, "acme"):
-        own = server.post("/v1/rag/plan", body)
-    assert [chunk["status"] for chunk in theirs["chunks"]] != [chunk["status"] for chunk in own["chunks"]]
-
-
-def test_ids_are_the_tenants_own(server: TesseraServer, text: Text) -> None:
+def test_ids_are_the_tenants_own(server, text):
     with acting(server, "acme"):
         server.ingest([{"id": "contract", "text": text(100)}])
     assert ask(server, "acme", [{"id": "contract"}]) == ["hit"]
@@ -111,7 +102,7 @@ def test_ids_are_the_tenants_own(server: TesseraServer, text: Text) -> None:
     assert [line["status"] for line in lines] == ["filled"]
 
 
-def test_anothers_chunks_can_be_neither_listed_nor_changed_nor_dropped(server: TesseraServer, text: Text) -> None:
+def test_anothers_chunks_can_be_neither_listed_nor_changed_nor_dropped(server, text):
     with acting(server, "acme"):
         (line,), _ = server.ingest([text(100)])
         keys = {entry["key"] for entry in server.get("/v1/rag/chunks", limit=1000, namespace="acme")["data"]}
@@ -129,7 +120,7 @@ def test_anothers_chunks_can_be_neither_listed_nor_changed_nor_dropped(server: T
         assert server.get(path)["pinned"] is False
 
 
-def test_administrators_see_everything(server: TesseraServer, text: Text) -> None:
+def test_administrators_see_everything(server, text):
     with acting(server, "acme"):
         (line,), _ = server.ingest([text(100)])
     assert server.get(f"/v1/rag/chunks/{line['key']}")["namespace"] == "acme"
@@ -137,7 +128,7 @@ def test_administrators_see_everything(server: TesseraServer, text: Text) -> Non
     server.get(f"/v1/rag/chunks/{line['key']}", status=404)
 
 
-def test_vllms_prefix_cache_is_the_tenants_own(server: TesseraServer, text: Text) -> None:
+def test_vllms_prefix_cache_is_the_tenants_own(server, text):
     """Otherwise timing would reveal other tenants' prompts."""
     prompt = text(300)
     assert num_cached(server, "acme", prompt) == 0
@@ -145,16 +136,10 @@ def test_vllms_prefix_cache_is_the_tenants_own(server: TesseraServer, text: Text
     assert num_cached(server, "beta", prompt) == 0
     assert num_cached(server, "beta", prompt, cache_salt="own") == 0
     assert num_cached(server, "beta", prompt, cache_salt="own") > 0
-
-
-def test_a_guessed_salt_opens_nothing(server: TesseraServer, text: Text) -> None:
     prompt = text(300)
     num_cached(server, "acme", prompt)
     for salt in ("acme", "default"):
         assert num_cached(server, "beta", prompt, cache_salt=salt) == 0
-
-
-def test_fills_and_full_attention_leave_nothing_for_others(server: TesseraServer, text: Text) -> None:
     chunks, fields = [text(300)], {"question": "and", "max_tokens": 2, "cache": {"mode": "full"}}
     with acting(server, "acme"):
         server.chat(chunks=chunks, **fields)
@@ -165,7 +150,7 @@ def test_fills_and_full_attention_leave_nothing_for_others(server: TesseraServer
     assert theirs["cache"]["tokens"]["reused"] == 0
 
 
-def test_all_that_vllm_serves_is_behind_the_door(server: TesseraServer) -> None:
+def test_all_that_vllm_serves_is_behind_the_door(server):
     paths = {path.replace("{", "").replace("}", "") for path in server.get("/openapi.json")["paths"]}
     assert {"/v1/chat/completions", "/v1/models", "/metrics", "/tokenize"} <= paths | {"/metrics"}
     is_open = {"/health", "/ping", "/ready", "/readyz"}
@@ -175,7 +160,7 @@ def test_all_that_vllm_serves_is_behind_the_door(server: TesseraServer) -> None:
             assert response.status_code == 401, (method, path)
 
 
-def test_a_tenant_that_has_its_share_of_the_pool_gives_up_its_own(server: TesseraServer, text: Text) -> None:
+def test_a_tenant_that_has_its_share_of_the_pool_gives_up_its_own(server, text):
     document = text(60)
     assert ask(server, "acme", [document]) == ["filled"]
     with acting(server, "tiny"):
@@ -186,7 +171,7 @@ def test_a_tenant_that_has_its_share_of_the_pool_gives_up_its_own(server: Tesser
     assert ask(server, "acme", [document]) == ["hit"]
 
 
-def test_a_tenant_that_has_used_up_its_tokens_waits(server: TesseraServer, text: Text) -> None:
+def test_a_tenant_that_has_used_up_its_tokens_waits(server, text):
     body = {"model": server.model, "prompt": text(300), "max_tokens": 2}
     with acting(server, LIMITED[0]):
         server.post("/v1/completions", body)
@@ -203,9 +188,7 @@ def test_a_tenant_that_has_used_up_its_tokens_waits(server: TesseraServer, text:
         (LIMITED[3], "/v1/rag/plan", {"chunks": ["{text}"], "question": "Why?", "prefetch": True}),
     ],
 )
-def test_of_requests_at_once_one_runs_into_debt(
-    server: TesseraServer, text: Text, name: str, path: str, more: dict[str, Any]
-) -> None:
+def test_of_requests_at_once_one_runs_into_debt(server, text, name, path, more):
     """Each may start while tokens are left, which only the first takes."""
     asked = json.dumps({"model": server.model, "max_tokens": 2, **more})
     bodies = [asked.replace("{text}", text(300)) for _ in range(6)]
@@ -231,9 +214,7 @@ def test_of_requests_at_once_one_runs_into_debt(
         (LIMITED[9], "/v1/completions", {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}),
     ],
 )
-def test_all_that_is_computed_is_charged(
-    server: TesseraServer, text: Text, name: str, path: str, more: dict[str, Any]
-) -> None:
+def test_all_that_is_computed_is_charged(server, text, name, path, more):
     """Contexts, system prompts, further answers and streams, too."""
     body = json.dumps({"model": server.model, **more}).replace("{text}", text(400))
     with acting(server, name):
@@ -243,7 +224,7 @@ def test_all_that_is_computed_is_charged(
     assert int(again.headers["retry-after"]) > 60
 
 
-def test_a_stream_that_has_begun_says_that_its_tenants_tokens_are_used_up(server: TesseraServer, text: Text) -> None:
+def test_a_stream_that_has_begun_says_that_its_tenants_tokens_are_used_up(server, text):
     """vLLM begins streams of responses before it asks the engine; the log has no traceback of a refusal."""
     bodies = [{"model": server.model, "input": text(300), "max_output_tokens": 2, "stream": True} for _ in range(6)]
     begun = server.log.stat().st_size
@@ -267,9 +248,7 @@ def test_a_stream_that_has_begun_says_that_its_tenants_tokens_are_used_up(server
         {"prompt": "a", "n": 3, "use_beam_search": True},
     ],
 )
-def test_each_prompt_and_each_answer_counts_among_those_that_run_at_once(
-    server: TesseraServer, fields: dict[str, Any]
-) -> None:
+def test_each_prompt_and_each_answer_counts_among_those_that_run_at_once(server, fields):
     asked = {"model": server.model, "max_tokens": 2}
     status, said = error(server, "two", "POST", "/v1/completions", json={**asked, **fields})
     assert (status, said["reason"]) == (429, "limit_exceeded")
@@ -278,7 +257,7 @@ def test_each_prompt_and_each_answer_counts_among_those_that_run_at_once(
     assert status == 200, said  # what was refused has left its places
 
 
-def test_each_prompt_counts_among_the_requests_of_a_minute(server: TesseraServer) -> None:
+def test_each_prompt_counts_among_the_requests_of_a_minute(server):
     asked = {"model": server.model, "max_tokens": 2}
     with acting(server, "three"):
         answer = server.client.post("/v1/completions", json={**asked, "prompt": ["a", "b", "c"]})
@@ -288,14 +267,14 @@ def test_each_prompt_counts_among_the_requests_of_a_minute(server: TesseraServer
     assert "requests per minute are used up" in again.json()["error"]["message"]
 
 
-def test_no_more_answers_than_run_at_once(server: TesseraServer) -> None:
+def test_no_more_answers_than_run_at_once(server):
     body = {"model": server.model, "prompt": "a", "n": 16_384, "max_tokens": 1}
     status, said = error(server, "acme", "POST", "/v1/completions", json=body)
     assert (status, said["reason"]) == (400, "bad_request")
     assert "answers run at once" in said["message"]
 
 
-def test_neither_metrics_nor_log_tell_of_tenants_and_documents(server: TesseraServer, text: Text) -> None:
+def test_neither_metrics_nor_log_tell_of_tenants_and_documents(server, text):
     secret = text(200)
     ask(server, "acme", [{"text": secret, "title": "secret-title"}])
     error(server, "beta", "POST", "/v1/rag/chat", json={"chunks": [secret], "question": ""})

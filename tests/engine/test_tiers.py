@@ -20,7 +20,6 @@ from tests.engine import hanging_tier
 from tests.engine.conftest import ALWAYS_FETCHING
 from tests.engine.server import TesseraServer, shared_memory, wait_until_gone
 from tests.oracle import Oracle
-from tests.redis_server import RedisServer
 from tests.support.exactness import STEPS, ask, assert_exact, statuses
 from tests.support.parallel import WORKERS
 from tests.support.tier_servers import FILES, HOST, STORING, archived, folder_of, origins, to_sleep
@@ -28,29 +27,22 @@ from tests.support.waiting import until
 
 SYSTEM = "You answer from documents."
 Text = Callable[[int], str]
-StartServer = Callable[..., TesseraServer]
 
 
 @pytest.mark.serve_with(*STORING)
-def test_chunks_are_exact_from_tiers_and_in_mixtures(
-    server: TesseraServer, oracle: Callable[[str], Oracle], text: Text
-) -> None:
+def test_chunks_are_exact_from_tiers_and_in_mixtures(server, oracle, text):
     assert_exact_in_mixtures(server, "file", oracle, text)
 
 
 @pytest.mark.matrix
-def test_chunks_are_exact_from_an_object_store(
-    start_with_tiers: StartServer, s3: str, oracle: Callable[[str], Oracle], text: Text, tmp_path: Path
-) -> None:
+def test_chunks_are_exact_from_an_object_store(start_with_tiers, s3, oracle, text, tmp_path):
     server = start_with_tiers(f"{HOST},s3://bucket/{tmp_path.name}?size=1GiB&timeout=20&endpoint={s3}")
     assert_exact_in_mixtures(server, "s3", oracle, text)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", WORKERS)
-def test_chunks_of_several_workers_are_exact_from_tiers(
-    kind: str, start_with_tiers: StartServer, oracle: Callable[[str], Oracle], text: Text, tmp_path: Path
-) -> None:
+def test_chunks_of_several_workers_are_exact_from_tiers(kind, start_with_tiers, oracle, text, tmp_path):
     with all_cores():
         tiers, environment = f"{HOST},{FILES.format(folder=tmp_path / 'kv')}", {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
         server = start_with_tiers(tiers, *WORKERS[kind], environment=environment)
@@ -88,9 +80,7 @@ def assert_exact_in_mixtures(server: TesseraServer, name: str, oracle: Callable[
 
 
 @pytest.mark.serve_with(*STORING)
-def test_damaged_files_are_computed_anew_and_quarantined(
-    server: TesseraServer, oracle: Callable[[str], Oracle], text: Text
-) -> None:
+def test_damaged_files_are_computed_anew_and_quarantined(server, oracle, text):
     """Of chunks too large for the tier in host memory."""
     folder, chunks = folder_of(server), [text(200) for _ in range(6)]
     answer = ask(server, "shared", chunks, "What?", system="S")
@@ -115,9 +105,7 @@ def test_damaged_files_are_computed_anew_and_quarantined(
 
 
 @pytest.mark.matrix
-def test_who_writes_to_a_keyed_tier_can_make_an_answer_slower_never_different(
-    start_with_tiers: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
-) -> None:
+def test_who_writes_to_a_keyed_tier_can_make_an_answer_slower_never_different(start_with_tiers, tmp_path, oracle, text):
     """Every kind of file, with values that have a right checksum."""
     key = tmp_path / "key"
     key.write_text("a secret of servers")
@@ -164,9 +152,7 @@ def given_up(events: dict[str, int]) -> int:
 
 
 @pytest.mark.matrix
-def test_a_file_system_that_hangs_is_waited_for_once(
-    start_with_tiers: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
-) -> None:
+def test_a_file_system_that_hangs_is_waited_for_once(start_with_tiers, tmp_path, oracle, text):
     """With a third-party tier."""
     package, root = tmp_path / "hanging-1.dist-info", tmp_path / "kv"
     package.mkdir()
@@ -201,9 +187,7 @@ def test_a_file_system_that_hangs_is_waited_for_once(
 
 
 @pytest.mark.serve_with(*STORING)
-def test_a_plan_starts_what_the_question_will_wait_for(
-    server: TesseraServer, oracle: Callable[[str], Oracle], text: Text
-) -> None:
+def test_a_plan_starts_what_the_question_will_wait_for(server, oracle, text):
     stored, new = text(300), text(120)
     ask(server, "shared", [stored], "What?")
     to_sleep(server)
@@ -229,8 +213,8 @@ def by_id(server: TesseraServer, *ids: str, status: int = 200) -> dict[str, Any]
 
 @pytest.mark.matrix
 def test_after_kill_9_the_first_request_finds_everything_and_so_does_another_server(
-    start_with_tiers: StartServer, oracle: Callable[[str], Oracle], text: Text, tmp_path: Path
-) -> None:
+    start_with_tiers, oracle, text, tmp_path
+):
     """Chunks by their text and by their ids."""
     folder = tmp_path / "kv"
     tiers = FILES.format(folder=folder)
@@ -288,8 +272,8 @@ def change(path: Path, how: Callable[[bytes], bytes]) -> None:
 
 @pytest.mark.matrix
 def test_a_full_disk_and_one_that_can_not_be_written_to_cost_nothing_but_the_tier(
-    start_with_tiers: StartServer, tmp_path: Path, oracle: Callable[[str], Oracle], text: Text
-) -> None:
+    start_with_tiers, tmp_path, oracle, text
+):
     folder = tmp_path / "kv"
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)], check=False).returncode:
@@ -310,7 +294,7 @@ def test_a_full_disk_and_one_that_can_not_be_written_to_cost_nothing_but_the_tie
 
 
 @pytest.mark.matrix
-def test_a_wrong_configuration_stops_the_start_in_one_line(start: StartServer) -> None:
+def test_a_wrong_configuration_stops_the_start_in_one_line(start):
     server = start("--chunk-cache-tiers", "file:///proc/nowhere?size=1GiB")
     assert server.process.wait(120) == 2
     (said,) = [line for line in server.log.read_text().splitlines() if line.startswith("tessera: ")]
@@ -319,12 +303,8 @@ def test_a_wrong_configuration_stops_the_start_in_one_line(start: StartServer) -
 
 @pytest.mark.matrix
 def test_replicas_that_share_a_directory_share_what_is_in_it_by_the_registry(
-    start_with_tiers: StartServer,
-    tmp_path: Path,
-    oracle: Callable[[str], Oracle],
-    text: Text,
-    redis_server: RedisServer,
-) -> None:
+    start_with_tiers, tmp_path, oracle, text, redis_server
+):
     # A busy machine may answer late, which would count as a lost registry: replicas would take other ids.
     registry, patient = ("--registry", redis_server.url), {"REGISTRY": json.dumps({"timeout_s": 10})}
     tiers = f"file://{tmp_path}/kv?size=1GiB"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server with traces sent to a collector and a JSON log."""
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.engine.server import TesseraServer
-from tests.support.waiting import until
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -125,27 +123,3 @@ def test_spans_of_requests_that_compute_no_chunk(server: TesseraServer, collecto
         ask(server, trace_id, chunk, **fields)
         spans = collector.trace(trace_id, "tessera.request", *stages, "llm_request")
         assert shown.items() <= attributes(by_name(spans, "tessera.request")).items()
-
-
-def test_a_caller_without_a_trace_gets_one(server: TesseraServer, collector: Collector, text: Any) -> None:
-    answer = server.chat(chunks=[text(90)], question="?", max_tokens=1)
-
-    def requests() -> list[Span]:
-        named = [span for span in list(collector.spans) if span.name == "tessera.request"]
-        return [span for span in named if attributes(span).get("tessera.request_id") == answer["id"]]
-
-    until(lambda: len(requests()) == 1, 30)
-    (span,) = requests()
-    assert span.parent_span_id == b""
-    collector.trace(span.trace_id.hex(), "tessera.request", "tessera.plan", "tessera.fill", *["llm_request"] * 2)
-
-
-def test_each_request_is_a_json_record(server: TesseraServer, text: Any) -> None:
-    """tests/app/test_logs.py has its fields."""
-    answers = [server.chat(chunks=[text(70)], question="?", max_tokens=2) for _ in range(2)]
-    lines = [line for line in server.log.read_text().splitlines() if '"engine_ext.client.reporting"' in line]
-    records = {record["request_id"]: record for record in map(json.loads, lines)}
-    for answer in answers:
-        record, report = records[answer["id"]], answer["cache"]
-        assert (record["levelname"], record["tokens"]) == ("INFO", report["tokens"])
-        assert record["chunks"] == {"total": 1, "filled": 1}

@@ -2,7 +2,6 @@
 """Chunks that together exceed the positions that the model was trained for (strategy `window`)."""
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,7 @@ def answer(server: TesseraServer, chunks: list[str], question: str, **fields: An
     return ask(server, "window", chunks, question, **fields)
 
 
-def test_all_lengths_and_orders_are_exact(
-    windowed: TesseraServer, reference: Oracle, text: Callable[[int], str]
-) -> None:
+def test_all_lengths_and_orders_are_exact(windowed, reference, text):
     chunks = [text(length) for length in LENGTHS]
     for number in (1, 2, 3, 5, 8):
         response = answer(windowed, chunks[:number], text(20))
@@ -59,9 +56,7 @@ def test_all_lengths_and_orders_are_exact(
     assert_exact(response, reference, POSITIONS)
 
 
-def test_a_long_document_is_split_into_chunks_within_the_window(
-    windowed: TesseraServer, reference: Oracle, text: Callable[[int], str]
-) -> None:
+def test_a_long_document_is_split_into_chunks_within_the_window(windowed, reference, text):
     long = text(900)
     response = answer(windowed, [long], text(20))
     assert len(response["cache"]["chunks"]) == 4
@@ -71,9 +66,7 @@ def test_a_long_document_is_split_into_chunks_within_the_window(
     assert WINDOW // 2 < max(chunk["tokens"] for chunk in split) <= WINDOW
 
 
-def test_prompts_in_full_attention_stay_within_the_trained_positions(
-    windowed: TesseraServer, text: Callable[[int], str]
-) -> None:
+def test_prompts_and_answers_stay_within_the_trained_positions(windowed, text):
     chunks = [text(length) for length in LENGTHS]
     for cache in ({"mode": "full"}, {"position_strategy": "offset"}):
         body = {"chunks": chunks, "question": "?", "max_tokens": 4}
@@ -81,9 +74,6 @@ def test_prompts_in_full_attention_stay_within_the_trained_positions(
         assert f"the model was trained for {TRAINED}" in refused["error"]["message"]
     refused = windowed.post("/v1/completions", {"prompt": text(600), "max_tokens": 4}, status=400)
     assert f"the model was trained for {TRAINED}" in refused["error"]["message"]
-
-
-def test_answers_end_at_the_trained_positions(windowed: TesseraServer, text: Callable[[int], str]) -> None:
     prompt = text(TRAINED - 20)
     body = {"prompt": prompt, "max_tokens": 100, "ignore_eos": True, "temperature": 0}
     usage = windowed.post("/v1/completions", body)["usage"]

@@ -22,7 +22,7 @@ PROMPT = ChunkedPrompt((1, 2, 3), (chunk(100, 4),), (9, 9))
 TIERS = {"host": 1 << 20, "file": 1 << 20}
 
 
-async def test_filled_segments_are_queued_for_the_tiers_and_expired_ones_dropped() -> None:
+async def test_filled_segments_are_queued_for_the_tiers_if_any_and_expired_ones_dropped() -> None:
     engine, _ = make_engine(tiers=TIERS)
     cache, (chunk,) = engine.cache, PROMPT.chunks
     await ask(engine, PROMPT)
@@ -31,9 +31,6 @@ async def test_filled_segments_are_queued_for_the_tiers_and_expired_ones_dropped
     cache.manager.retain(entry, pinned=False, expires_at=cache.manager.clock())
     cache.manager.expire()
     assert cache.tier_writer._to_drop == {entry.key}
-
-
-async def test_without_tiers_nothing_is_queued() -> None:
     engine, _ = make_engine()
     await ask(engine, PROMPT)
     assert len(engine.cache.tier_writer) == 0

@@ -78,9 +78,7 @@ def second(tier: FakeTransfers) -> Process:
     return Process(tier)
 
 
-async def test_deletions_of_one_tenant_do_not_wait_for_the_records_of_another(
-    tier: FakeTransfers, first: Process
-) -> None:
+async def test_deletions_of_one_tenant_do_not_wait_for_the_records_of_another(tier, first):
     for number in range(50):
         first.register(ChunkName("busy", f"{number}"))
     first.register(ChunkName("mine", "a"))
@@ -104,9 +102,7 @@ async def test_deletions_of_one_tenant_do_not_wait_for_the_records_of_another(
 @pytest.mark.parametrize(
     "wrong", [b"{}", b"[]", b"no json", b"[" * 100_000, b'{"id": "x", "namespace": "default", "text": ""}']
 )
-async def test_a_record_that_is_none_keeps_no_other_from_being_recalled(
-    wrong: bytes, tier: FakeTransfers, first: Process, second: Process, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_record_that_is_none_keeps_no_other_from_being_recalled(wrong, tier, first, second, caplog):
     tier.records[second.records._key(ChunkName("default", "x"))] = wrong
     first.register()
     await first.records.flush()
@@ -135,8 +131,8 @@ WRONG: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in WRONG.items() for value in values])
 async def test_a_record_with_a_field_of_another_type_is_ignored_with_one_line(
-    field: str, value: Any, tier: FakeTransfers, first: Process, second: Process, caplog: pytest.LogCaptureFixture
-) -> None:
+    field, value, tier, first, second, caplog
+):
     """Whole, and for good: nothing of it is registered, it is not dropped as expired, and later ones are recalled."""
     first.register()
     later = ChunkName("default", "later")
@@ -162,9 +158,7 @@ async def test_a_record_with_a_field_of_another_type_is_ignored_with_one_line(
     second.manager.check_integrity()
 
 
-async def test_of_many_wrong_segments_one_is_told(
-    tier: FakeTransfers, first: Process, second: Process, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_of_many_wrong_segments_one_is_told(tier, first, second, caplog):
     """Without that, a list of all faults in a file of a few megabytes would take gigabytes."""
     first.register()
     await first.records.flush()
@@ -178,15 +172,13 @@ async def test_of_many_wrong_segments_one_is_told(
 @pytest.mark.parametrize(
     "tensors", [{}, {"other": torch.zeros(3, dtype=torch.uint8)}, {"record": torch.zeros(3, dtype=torch.bfloat16)}]
 )
-def test_a_file_without_a_record_is_told_from_one(tensors: dict[str, torch.Tensor]) -> None:
+def test_a_file_without_a_record_is_told_from_one(tensors):
     with pytest.raises(ChunkFileError, match="no record"):
         record_of(tensors)
     assert record_of(record_tensors(b"data")) == b"data"
 
 
-async def test_another_process_finds_an_id_with_its_segments(
-    tier: FakeTransfers, first: Process, second: Process
-) -> None:
+async def test_another_process_finds_an_id_with_its_segments(tier, first, second):
     key = first.register()
     assert len(first.records) == 1
     await first.records.flush()
@@ -205,12 +197,9 @@ async def test_another_process_finds_an_id_with_its_segments(
     assert tier.num_found == found  # a known id is not looked for
 
 
-async def test_an_id_that_is_asked_for_many_times_is_looked_for_once(tier: FakeTransfers, second: Process) -> None:
+async def test_an_id_is_looked_for_once_and_in_its_namespace(tier, second, first):
     await second.records.recall("default", ["unknown"] * 1000)
     assert tier.num_found == 1
-
-
-async def test_ids_of_another_namespace_are_not_found(first: Process, second: Process) -> None:
     first.register()
     await first.records.flush()
     await second.records.recall("other", ["a"])
@@ -218,9 +207,7 @@ async def test_ids_of_another_namespace_are_not_found(first: Process, second: Pr
         second.manager.ids.content("other", "a")
 
 
-async def test_a_start_reads_all_records_but_those_with_a_clients_salt(
-    tier: FakeTransfers, first: Process, second: Process
-) -> None:
+async def test_a_start_reads_all_records_but_those_with_a_clients_salt(tier, first, second):
     first.register()
     salted = ChunkName("default\0secret", "b")
     first.register(salted)
@@ -235,7 +222,7 @@ async def test_a_start_reads_all_records_but_those_with_a_clients_salt(
     running.cancel()
 
 
-async def test_records_are_written_while_a_start_still_lists_them() -> None:
+async def test_records_are_written_while_a_start_still_lists_them():
     class Slow(FakeTransfers):
         async def list_records(self) -> list[ChunkHash]:
             await asyncio.Event().wait()
@@ -251,9 +238,7 @@ async def test_records_are_written_while_a_start_still_lists_them() -> None:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_what_is_dropped_for_good_leaves_no_record_and_is_not_found_meanwhile(
-    hangs: bool, tier: FakeTransfers, first: Process
-) -> None:
+async def test_what_is_dropped_for_good_leaves_no_record_and_is_not_found_meanwhile(hangs, tier, first):
     """Also if it is dropped while its record is being written."""
     tier.hangs = asyncio.Event()
     key = first.register()
@@ -273,9 +258,7 @@ async def test_what_is_dropped_for_good_leaves_no_record_and_is_not_found_meanwh
     assert tier.records == {}
 
 
-async def test_expired_segments_are_not_restored_and_their_record_goes(
-    tier: FakeTransfers, first: Process, second: Process
-) -> None:
+async def test_expired_segments_are_not_restored_and_their_record_goes(tier, first, second):
     first.register(expires_at=first.clock.now + 10)
     await first.records.flush()
     second.clock.now += 11
@@ -285,15 +268,13 @@ async def test_expired_segments_are_not_restored_and_their_record_goes(
     assert tier.records == {}
 
 
-async def test_without_a_tier_that_outlives_the_server_nothing_is_written(tier: FakeTransfers) -> None:
+async def test_a_tier_that_fails_or_ends_with_the_server_has_no_records(tier):
     process = Process(tier, is_kept=False)
     process.register()
     assert len(process.records) == 0
     await process.records.recall("default", ["b"])
     assert (tier.records, tier.num_found) == ({}, 0)
 
-
-async def test_a_tier_that_fails_is_a_tier_without_records() -> None:
     class Failing:
         async def fail(self, *arguments: Any) -> None:
             raise TransferError("a worker has ended")

@@ -105,7 +105,7 @@ def adapters(tmp_path: Path) -> Adapters:
     return Adapters(tmp_path)
 
 
-async def test_an_adapter_is_told_from_others_and_from_what_it_was(adapters: Adapters) -> None:
+async def test_an_adapter_is_told_from_others_and_from_what_it_was_also_if_a_load_fails(adapters: Adapters) -> None:
     assert (await adapters.ask(1))[:2] == ("full", "the adapter a was not loaded by this server")
     for number in (1, 2):
         await adapters.engine.add_lora(adapters.request(number))
@@ -115,9 +115,6 @@ async def test_an_adapter_is_told_from_others_and_from_what_it_was(adapters: Ada
     await adapters.engine.add_lora(again)
     assert not again.load_inplace, "vLLM would read the files before every step"
     assert await adapters.statuses(1, 1) == ["filled", "hit"]
-
-
-async def test_a_load_that_fails_leaves_the_adapter_and_nothing_computed_with_it(adapters: Adapters) -> None:
     await adapters.engine.add_lora(adapters.request(1))
     assert await adapters.statuses(1, 1) == ["filled", "hit"]
     adapters.llm.add_lora = AsyncMock(side_effect=RuntimeError)

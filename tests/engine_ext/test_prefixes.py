@@ -20,9 +20,7 @@ from engine_ext.chunks.prefixes import Prefixes
         (CacheScope(adapter="lora"), 1250, 0, False),
     ],
 )
-def test_only_what_tiers_may_keep_is_looked_up(
-    scope: CacheScope, num_prompt: int, num_chunked: int, is_kept: bool
-) -> None:
+def test_only_what_tiers_may_keep_is_looked_up(scope, num_prompt, num_chunked, is_kept):
     transfers: Any = SimpleNamespace(keeps_prefixes=True)
     prefixes = Prefixes(SimpleNamespace(), lambda: transfers)  # type: ignore[arg-type]
     assert bool(prefixes.params(scope, num_prompt, num_chunked)) is is_kept

@@ -67,16 +67,13 @@ def test_nothing_is_stored_that_would_go_with_the_process(caplog):
     assert caplog.records == []
 
 
-def test_an_engine_that_has_died_is_not_waited_for():
+def test_an_engine_that_has_died_is_not_waited_for_and_one_that_was_stopped_has_not_died():
     engine = engine_with()
     assert not engine.has_died
     engine.llm.errored = True
     with engine.answering():
         engine.shutdown(60)
     assert engine.has_died
-
-
-def test_an_engine_that_was_stopped_has_not_died():
     engine = engine_with()
     engine.shutdown(0)
     engine.llm.errored = True

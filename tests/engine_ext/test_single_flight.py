@@ -5,7 +5,6 @@ On each load, the fake engine compares the page's tag and tokens with those last
 """
 
 import asyncio
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -40,15 +39,6 @@ def assert_idle(engine: ChunkEngine, llm: FakeLLM) -> None:
     engine.cache.manager.check_integrity()
     assert engine.cache.reason is None
     assert (engine.cache.fills.num_running, engine.cache.fills.num_queued, llm.running) == (0, 0, set())
-
-
-async def test_many_requests_compute_each_chunk_once():
-    engine, llm = make_engine()
-    orders = [prompt(A, B, C), prompt(C, A, B), prompt(B, C)]
-    reports = await asyncio.gather(*(ask(engine, orders[i % 3]) for i in range(60)))
-    assert Counter(status for report in reports for status in statuses(report))["filled"] == 3
-    assert llm.computed == {SYSTEM: 1, A.token_ids: 1, B.token_ids: 1, C.token_ids: 1}
-    assert_idle(engine, llm)
 
 
 @pytest.mark.parametrize("busy", [None, Caller("default")])
@@ -133,33 +123,6 @@ async def test_whoever_started_the_fills_may_leave_at_any_turn(max_running, othe
         aborted += engine.cache.manager.metrics.fills["aborted"]
         assert_idle(engine, llm)
     assert aborted or others_come_after < 3, "no fill was ever given up; the test shows less than it says"
-
-
-@pytest.mark.parametrize("lost", [1, 2, 3])
-async def test_a_lost_fill_is_done_once_more_by_one_of_those_who_waited(lost):
-    engine, llm = make_engine()
-    attempts: Counter[tuple[int, ...]] = Counter()
-
-    def loses(prompt_ids: tuple[int, ...]) -> bool:
-        attempts[prompt_ids] += 1
-        return prompt_ids == (*SYSTEM, *B.token_ids) and attempts[prompt_ids] <= lost
-
-    llm.loses = loses
-    reports = await asyncio.gather(*(ask(engine, prompt(A, B)) for _ in range(10)))
-    assert attempts[(*SYSTEM, *A.token_ids)] == 1
-    if lost == 1:
-        assert [report.mode for report in reports] == ["chunked"] * 10
-        assert Counter(report.chunks[1].status for report in reports)["filled"] == 1
-        assert engine.cache.manager.metrics.fills == {"succeeded": 2, "failed": 1}
-    else:
-        assert [report.mode for report in reports] == ["full"] * 10
-        assert {report.reason for report in reports} == {
-            "a fill request failed: FillError(\"it ended with 'length', nothing saved\")"
-        }
-        assert engine.cache.manager.metrics.fills == {"succeeded": 1, "failed": 2}
-        assert engine.cache.manager.metrics.full_reasons == {"fill failed": 10}
-    assert (await ask(engine, prompt(A, B))).mode == "chunked"
-    assert_idle(engine, llm)
 
 
 async def test_an_engine_error_in_a_fill_is_a_lost_fill():

@@ -37,7 +37,7 @@ def test_what_is_written_to_any_pages_is_read_again_and_nothing_else_changes(num
         assert not pool[pages].flatten(0, 1)[num_tokens:].any()
 
 
-def test_pages_of_another_tag_are_not_read():
+def test_pages_of_another_tag_or_whose_saves_have_not_ended_are_not_read():
     half = worker()
     half.write([3, 4], 7, 8, segment(8))
     with pytest.raises(WrongPagesError, match="tag 8"):
@@ -45,6 +45,13 @@ def test_pages_of_another_tag_are_not_read():
     half.write([4], 9, 4, segment(4))
     with pytest.raises(WrongPagesError):
         read(half, [3, 4], 7, 8)
+    half = worker()
+    half.copier.layers[1].value_blocks[0, torch.arange(8)] = segment(8, seed=1)["1.value"]
+    half.save([replace(transfer(7), end_token=5)])
+    with pytest.raises(WrongPagesError):
+        read(half, [3, 4], 7, 8)
+    half.save([replace(transfer(7), first_token=5, end_token=8)])
+    assert torch.equal(read(half, [3, 4], 7, 8)["1.value"], segment(8, seed=1)["1.value"])
 
 
 @pytest.mark.parametrize(
@@ -148,16 +155,6 @@ def test_of_two_saves_to_a_page_in_one_step_the_later_one_stays(monkeypatch):
     assert torch.equal(read(half, [3, 4], 8, 8)["1.value"], segment(8, seed=2)["1.value"])
     half.save([transfer(7), replace(transfer(8, (5, 6)), block_ids=(1,))])
     assert len(calls) == 3
-
-
-def test_pages_that_are_saved_in_several_steps_have_no_tag_before_the_last():
-    half = worker()
-    half.copier.layers[1].value_blocks[0, torch.arange(8)] = segment(8, seed=1)["1.value"]
-    half.save([replace(transfer(7), end_token=5)])
-    with pytest.raises(WrongPagesError):
-        read(half, [3, 4], 7, 8)
-    half.save([replace(transfer(7), first_token=5, end_token=8)])
-    assert torch.equal(read(half, [3, 4], 7, 8)["1.value"], segment(8, seed=1)["1.value"])
 
 
 def test_layers_with_windows_have_blocks_of_their_own():

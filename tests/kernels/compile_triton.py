@@ -39,19 +39,9 @@ _ALIGNED_SCALARS = (
 def of_copies(head_size: int, pairs: int, is_neox: bool) -> tuple[Any, dict[str, Any], dict[str, int]]:
     """`TritonCopier`'s values for pages of 32 tokens, blocks of 16, and heads with adjacent elements."""
     width = triton.next_power_of_2(head_size)
-    fixed = {
-        "source_dim": 1,
-        "target_dim": 1,
-        "SOURCE_SIZE": 32,
-        "TARGET_SIZE": 16,
-        "ALIGNED": 16,
-        "HEAD_SIZE": head_size,
-        "WIDTH": width,
-        "TILE": 4096 // width,
-        "PAIRS": pairs,
-        "PAIRS_WIDTH": triton.next_power_of_2(max(pairs, 1)),
-        "IS_NEOX": is_neox,
-    }
+    fixed = {"source_dim": 1, "target_dim": 1, "SOURCE_SIZE": 32, "TARGET_SIZE": 16, "ALIGNED": 16, "IS_NEOX": is_neox}
+    fixed |= {"HEAD_SIZE": head_size, "WIDTH": width, "TILE": 4096 // width}
+    fixed |= {"PAIRS": pairs, "PAIRS_WIDTH": triton.next_power_of_2(max(pairs, 1))}
     if not pairs:
         fixed |= dict.fromkeys(("turns", "cos", "sin", "tables"))
     return move_tokens, fixed, {}
@@ -62,19 +52,9 @@ def of_attention(
 ) -> tuple[Any, dict[str, Any], dict[str, int]]:
     """`TritonAttention`'s values, with so many-th tiles."""
     rows, keys, warps, stages = tiles_of(DTYPES[dtype], head_size)[tiles]
-    fixed = {
-        "HEAD_SIZE": head_size,
-        "WIDTH": triton.next_power_of_2(head_size),
-        "PAIRS": head_size // 2,
-        "IS_NEOX": is_neox,
-        "GROUP": group,
-        "ROWS": rows,
-        "KEYS": keys,
-        "PLACE_BITS": PLACE_BITS,
-        "ALIGNED": 16,
-        "ADJACENT": True,
-        "PRECISION": PRECISION,
-    }
+    fixed = {"HEAD_SIZE": head_size, "WIDTH": triton.next_power_of_2(head_size), "PAIRS": head_size // 2}
+    fixed |= {"IS_NEOX": is_neox, "GROUP": group, "ROWS": rows, "KEYS": keys, "PLACE_BITS": PLACE_BITS}
+    fixed |= {"ALIGNED": 16, "ADJACENT": True, "PRECISION": PRECISION}
     return attend_units, fixed, {"num_warps": warps, "num_stages": stages}
 
 

@@ -112,13 +112,9 @@ class DeviceOperatorA5(DeviceOperatorA2):
     def reshape_and_cache(
         self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
     ) -> None:
+        caches = {"key_cache": key_cache, "value_cache": value_cache}
         self._torch_npu.npu_scatter_pa_kv_cache(
-            key=key,
-            value=value,
-            key_cache=key_cache,
-            value_cache=value_cache,
-            slot_mapping=slot_mapping,
-            cache_mode="Norm",
+            key=key, value=value, **caches, slot_mapping=slot_mapping, cache_mode="Norm"
         )
 
 

@@ -42,28 +42,3 @@ def test_what_is_written_is_read_as_probed(block_size: int, head_size: int, head
     assert torch.equal(probed.value_view(caches[1])[address], value)
     for found, written in zip(amx.read(*caches, torch.arange(4)), (key, value), strict=True):
         assert torch.equal(found[slots], written)
-
-
-@pytest.mark.parametrize(("block_size", "head_size"), SHAPES)
-@pytest.mark.parametrize("heads", [1, 3])
-def test_equal_to_vllms_operator(block_size: int, head_size: int, heads: int) -> None:
-    """Run on CPUs with AMX."""
-    ops = pytest.importorskip("vllm._custom_ops")
-    if not hasattr(torch.ops._C, "cpu_attn_reshape_and_cache"):
-        pytest.skip("this vLLM has no CPU kernels")
-    if not torch.cpu._is_amx_tile_supported():
-        pytest.skip("this CPU has no AMX")
-    slots = torch.randperm(5 * block_size)[: 3 * block_size]
-    slots[7] = -1
-    # Heads that are not contiguous, as vLLM's are after one projection for queries, K and V.
-    key, value = torch.randn(len(slots), 2 * heads, head_size).bfloat16().split(heads, dim=1)
-    expected, emulated = (make_caches(5, heads, block_size, head_size) for _ in range(2))
-    try:
-        ops.cpu_attn_reshape_and_cache(key, value, *expected, slots, "amx")
-    except RuntimeError as error:
-        if "Unsupported CPU attention configuration" not in str(error):
-            raise
-        pytest.skip("this build of vLLM has no AMX kernels")
-    amx.write(key, value, *emulated, slots)
-    for each, other in zip(expected, emulated, strict=True):
-        assert torch.equal(each.view(torch.int16), other.view(torch.int16))

@@ -39,7 +39,7 @@ MODELS = st.builds(
 
 @FAST
 @given(model=MODELS, found=requests(), seed=st.integers(0, 5))
-def test_every_token_attends_as_in_the_reference(model: Model, found: list[list[AttendingRow]], seed: int) -> None:
+def test_every_token_attends_as_in_the_reference(model, found, seed):
     torch.manual_seed(seed)
     assert_as_in_the_reference(NumbaAttention, model, found)
 
@@ -63,7 +63,7 @@ def assert_as_in_the_reference(
 
 @FAST
 @given(model=MODELS, rows=steps(), seed=st.integers(0, 5), num_threads=st.sampled_from([2, 3, 7, 16]))
-def test_threads_share_the_work(model: Model, rows: list[AttendingRow], seed: int, num_threads: int) -> None:
+def test_threads_share_the_work(model, rows, seed, num_threads):
     """With more threads than KV heads, and with numbers that don't divide each other, threads share heads."""
     torch.manual_seed(seed)
     layer, plan = layer_of(model, 4 * BLOCKS_EACH), plan_step(rows)
@@ -86,9 +86,7 @@ def test_threads_share_the_work(model: Model, rows: list[AttendingRow], seed: in
     least=st.sampled_from([1, 30]),
     seed=st.integers(0, 5),
 )
-def test_long_prefills_attend_as_in_the_reference(
-    group: int, part: int, is_neox: bool, found: list[list[AttendingRow]], least: int, seed: int
-) -> None:
+def test_long_prefills_attend_as_in_the_reference(group, part, is_neox, found, least, seed):
     """Beside shorter ones, in tiles of some of a row's tokens or of several rows."""
     torch.manual_seed(seed)
     model = Model(2 * group, 2, 64, 64 // part, is_neox, torch.bfloat16, AMX)
@@ -96,7 +94,7 @@ def test_long_prefills_attend_as_in_the_reference(
         assert_as_in_the_reference(AmxAttention, model, found)
 
 
-def test_windows_over_a_long_context_attend_as_in_the_reference() -> None:
+def test_windows_over_a_long_context_attend_as_in_the_reference():
     """PyTorch takes 512 keys at a time, of which the first window sees the first ones only."""
     segments = [segment(range(24), 0, 384, delta) for delta in (0, 400, 900, 70_000)]
     windows = [Tail(runs_of((number,), BLOCK, 0, 30), 30) for number in range(2)]
@@ -104,7 +102,7 @@ def test_windows_over_a_long_context_attend_as_in_the_reference() -> None:
     assert_as_in_the_reference(AmxAttention, Model(6, 2, 64, 64, True, torch.bfloat16, AMX), [rows])
 
 
-def test_many_rows_are_not_divided_within_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_are_not_divided_within_a_head(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(numba_attention, "merge", lambda out, parts, *_: assert_unused(parts[0]))
     model = Model(32, 2, 32, 32, True, torch.float32)
@@ -122,7 +120,7 @@ def assert_unused(slots: Any) -> None:
     assert (slots == -1).all()
 
 
-def test_a_segment_is_read_once_for_all_requests() -> None:
+def test_a_segment_is_read_once_for_all_requests():
     shared, other = segment((1, 2), 0, 20, 9), segment((1, 2), 0, 20, 4)
     tails = [Tail(runs_of((block,), BLOCK, 0, 5), 5) for block in range(3)]
     rows = [
@@ -137,7 +135,7 @@ def test_a_segment_is_read_once_for_all_requests() -> None:
 
 @FAST
 @given(rows=steps(), keys=st.integers(1, 40), users=st.integers(1, 40), entries=st.integers(1, 40))
-def test_units_have_what_each_token_sees_once(rows: list[AttendingRow], keys: int, users: int, entries: int) -> None:
+def test_units_have_what_each_token_sees_once(rows, keys, users, entries):
     plan = plan_step(rows)
     units = divide(plan, keys, users, entries)
     seen, read = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
@@ -170,11 +168,11 @@ def test_units_have_what_each_token_sees_once(rows: list[AttendingRow], keys: in
         ((7,), 4, 0, []),
     ],
 )
-def test_runs_of_pages(pages, skipped, length, runs) -> None:
+def test_runs_of_pages(pages, skipped, length, runs):
     assert list(runs_of(pages, PAGE, skipped, length)) == runs
 
 
 @pytest.mark.parametrize("dim", [40, 24])
-def test_heads_that_fill_no_vectors_are_not_supported(dim: int) -> None:
+def test_heads_that_fill_no_vectors_are_not_supported(dim):
     assert not NumbaAttention.supports([layer_of(Model(2, 2, dim, dim, True, torch.float32), 1)])
     assert not NumbaAttention.supports([layer_of(Model(2, 2, 32, 32, True, torch.float16), 1)])

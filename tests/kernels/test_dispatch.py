@@ -92,29 +92,25 @@ def test_triton_turns_fp8_on_newer_gpus_only(capability, monkeypatch: pytest.Mon
             dispatch._triton_copier(layers("2BNHD", torch.float8_e4m3fn))
 
 
-def test_without_triton_a_gpu_is_refused_not_served_slowly(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "kernels.triton_copier", None)
-    with pytest.raises(UnsupportedKVError, match="Triton is needed"):
-        copier_for(layers())
-
-
-def test_what_triton_does_not_move_is_refused_on_a_gpu(on_gpu: None) -> None:
+def test_without_triton_or_with_what_it_does_not_move_a_gpu_is_refused(
+    on_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UnsupportedKVError, match="K has tiles of 16 tokens and 2 dimensions"):
         copier_for(layers(AMX, torch.bfloat16))
     wide = Memory.poisoned("BNH2D", Shape(2, 1, 1, 2048), torch.float32, [frequencies(32)])
     with pytest.raises(UnsupportedKVError, match=r"\(2048, 2048\).*up to 1024"):
         copier_for(wide.layers)
+    monkeypatch.setitem(sys.modules, "kernels.triton_copier", None)
+    with pytest.raises(UnsupportedKVError, match="Triton is needed"):
+        copier_for(layers())
 
 
-def test_gpus_attend_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_device", lambda _: torch.device("cuda:0"))
-    assert attention_for(layers("2BNHD", torch.float16)).name == "Triton"
-    with pytest.raises(UnsupportedKVError, match=r"needs float32, float16 or bfloat16.*it is float8_e4m3fn on cuda:0"):
-        attention_for(layers("2BNHD", torch.float8_e4m3fn))
-
-
-def test_cpus_attend_by_numba() -> None:
+def test_cpus_attend_by_numba_and_gpus_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(attention_for(layers())) is NumbaAttention
     assert type(attention_for(layers(AMX, torch.bfloat16))) is AmxAttention
     with pytest.raises(UnsupportedKVError, match=r"needs float32 or bfloat16 in vLLM's CPU layouts.*it is float16"):
         attention_for(layers(dtype=torch.float16))
+    monkeypatch.setattr(dispatch, "_device", lambda _: torch.device("cuda:0"))
+    assert attention_for(layers("2BNHD", torch.float16)).name == "Triton"
+    with pytest.raises(UnsupportedKVError, match=r"needs float32, float16 or bfloat16.*it is float8_e4m3fn on cuda:0"):
+        attention_for(layers("2BNHD", torch.float8_e4m3fn))

@@ -140,17 +140,6 @@ def test_dimensions_in_tiles_are_found() -> None:
     assert torch.equal(tiles[1, :, :, 15].flatten(1), key[0])
 
 
-@pytest.mark.parametrize("block_size", [32, 64, 128])
-@pytest.mark.parametrize("dim", [32, 64, 96, 128])
-def test_the_layout_of_amx_is_found(block_size: int, dim: int) -> None:
-    cache = make_cache(AMX, Shape(3, block_size, 2, dim), torch.bfloat16)
-    found = probe(cache)
-    for view, wanted in zip((found.key_view(cache.tensor), found.value_view(cache.tensor)), cache.blocks, strict=True):
-        assert view.tiles.stride() == wanted.tiles.stride()
-        assert (view.tiles.shape, view.tiles.data_ptr()) == (wanted.tiles.shape, wanted.tiles.data_ptr())
-        assert not view[-2:].any()
-
-
 def test_blocks_of_another_order_have_another_name() -> None:
     shape = Shape(3, 32, 2, 32)
     orders = {probe(make_cache(layout, shape, torch.bfloat16)).order for layout in ("cpu", AMX, "BNH2D")}

@@ -33,9 +33,7 @@ class Operators(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("deltas", "rotations", "selections"), [([0, 0], 0, 0), ([3, 5], 2, 0), ([0, 5], 2, 2)])
-def test_only_what_turns_costs_a_rotation(
-    deltas: list[int], rotations: int, selections: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_turns_costs_a_rotation(deltas, rotations, selections, monkeypatch):
     """Of two layers; a selection takes the tokens that stay from the keys as they were."""
     calls = []
 
@@ -53,13 +51,10 @@ def test_only_what_turns_costs_a_rotation(
     assert (len(calls), operators.counts["where"]) == (rotations, selections)
 
 
-def test_interleaved_memory_is_refused() -> None:
+def test_npus_are_served_by_the_operators_and_interleaved_memory_is_refused(monkeypatch):
     memory = Memory.poisoned("BNH2D", Shape(4, 16, 2, 32), torch.float32, [frequencies(32)])
     with pytest.raises(UnsupportedKVError, match=r"strides .*\(ND\)"):
         npu_copier(memory.layers)
-
-
-def test_npus_are_served_by_the_operators(monkeypatch) -> None:
     monkeypatch.setattr(dispatch, "_device", lambda _: SimpleNamespace(type="npu"))  # torch has no such device here
     memory = Memory.poisoned(PAIR, Shape(4, 16, 2, 32), torch.float32, [frequencies(32)])
     copier = dispatch.copier_for(memory.layers, DEVICE_OPERATORS["A2"](FakeTorchNpu()).reshape_and_cache)

@@ -3,6 +3,8 @@
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.reference import frequencies
@@ -47,20 +49,14 @@ def test_magnitude_is_removed(magnitude: float, theta: float) -> None:
     assert ((found - inv_freq).abs() * 131072).max() < 1e-5
 
 
-def test_frequencies_that_are_not_float32_stay_float64() -> None:
+def test_frequencies_in_float64_pairs_that_never_turn_and_the_shortest_table() -> None:
     inv_freq = inverse_frequencies(64).double() / 3
     angles = torch.outer(torch.arange(8193, dtype=torch.float64), inv_freq)
     found = recover_frequencies(torch.cat((angles.cos(), angles.sin()), -1).float(), is_neox=True)
     assert ((found.inv_freq - inv_freq).abs() * 131072).max() < 1e-4
-
-
-def test_pairs_that_never_turn() -> None:
     inv_freq = inverse_frequencies(64)
     inv_freq[8:] = 0
     assert torch.equal(recover_frequencies(table(inv_freq), is_neox=True).inv_freq, inv_freq.double())
-
-
-def test_shortest_table() -> None:
     inv_freq = inverse_frequencies(8, 100.0)
     assert torch.allclose(recover_frequencies(table(inv_freq, rows=4), True).inv_freq, inv_freq.double())
 
@@ -105,6 +101,19 @@ def test_angles_of_large_deltas_are_rounded_once() -> None:
     assert torch.equal(sin, exact.sin().float())
     assert torch.equal(cos[2], torch.ones(32))
     assert torch.equal(sin[2], torch.zeros(32))
+
+
+DELTAS = st.integers(-131072, 131072)
+
+
+@given(DELTAS, DELTAS)
+@example(131072, -131072)
+def test_one_turn_after_another_is_their_sum(a: int, b: int) -> None:
+    """Of the reference, too, as which every copier turns keys (`test_copiers.py`)."""
+    keys, rotations = torch.randn(6, 2, 64, generator=torch.Generator().manual_seed(0)), frequencies(64)
+    turned = [rotate_keys(keys, *rotation_angles(rotations, torch.tensor([delta])), True) for delta in (a, a + b)]
+    twice = rotate_keys(turned[0], *rotation_angles(rotations, torch.tensor([b])), True)
+    assert torch.allclose(twice, turned[1], 0, 3e-6)
 
 
 def test_strided_keys() -> None:

@@ -72,13 +72,10 @@ def test_an_error_is_raised(failing):
         in_torch_threads(compute, 2)
 
 
-def test_from_another_thread():
+def test_from_another_thread_and_with_one_thread_within_a_part():
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(parts, 4).result() == parts(4)
-
-
-def test_within_a_part_there_is_one_thread():
-    """OpenMP's regions don't nest: the inner range must be complete all the same."""
+    # OpenMP's regions don't nest: the inner range must be complete all the same.
     found = []
     in_torch_threads(lambda first, end: found.append(parts(3)), 2)
     assert all([number for part in each for number in range(*part)] == [0, 1, 2] for each in found)
@@ -102,9 +99,6 @@ def told_with_bound_threads(script: str) -> str:
     return done.stdout.strip()
 
 
-def test_parts_run_on_the_cores_that_torchs_threads_are_bound_to():
+def test_threads_run_on_the_cores_that_torchs_are_bound_to_and_one_alone_on_every_core():
     assert told_with_bound_threads(_CORES) == "[[0], [1]]"
-
-
-def test_a_thread_alone_runs_on_every_core_and_leaves_the_others_their_threads():
     assert told_with_bound_threads(_ALONE).split("\n") == ["[0, 1] 1", "2"]

@@ -46,13 +46,6 @@ def test_k_and_v_of_all_layers_move_in_one_launch(launches) -> None:
     assert [launch["PAIRS"] for launch in launches[1:]] == [0]
 
 
-def test_layers_that_rotate_otherwise_are_a_launch_of_their_own(launches) -> None:
-    copier = triton_copier(layers(frequencies(32), frequencies(16), frequencies(32, is_neox=False)))
-    copier.load(torch.arange(20), torch.arange(20), torch.full((20,), 4))
-    assert [(launch["PAIRS"], launch["IS_NEOX"]) for launch in launches] == [(16, True), (8, True), (16, False)]
-    assert [launch["tables"].tolist() for launch in launches] == [[0, -1, -1, -1], [0], [0]]
-
-
 @pytest.mark.parametrize("tokens", [1, 2, 7])
 def test_indices_begin_at_multiples_of_16_bytes(launches, tokens) -> None:
     """Otherwise Triton would recompile the kernel for odd numbers of tokens."""

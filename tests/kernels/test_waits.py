@@ -53,7 +53,7 @@ def waits(node: ast.AST) -> str | None:
     return name if name in WAITING or is_deviceless else None
 
 
-def test_what_may_wait_for_a_device_is_known() -> None:
+def test_what_may_wait_for_a_device_is_known():
     """By name only: whether a tensor is on a device, its reason tells."""
     found: dict[str, set[str]] = {}
     for name in MODULES:
@@ -74,7 +74,7 @@ def test_what_may_wait_for_a_device_is_known() -> None:
         ("x.to(device)", None),
     ],
 )
-def test_what_waits_is_seen(source: str, name: str | None) -> None:
+def test_what_waits_is_seen(source, name):
     assert waits(ast.parse(source, mode="eval").body) == name
 
 
@@ -116,7 +116,7 @@ def layer_on_a_device(layout: str = "B2NHD") -> LayerKV:
     return LayerKV(*blocks, *(make_pool(each, 16, PAGE) for each in blocks), frequencies(64))
 
 
-def test_a_number_of_the_device_can_not_be_had() -> None:
+def test_a_number_of_the_device_can_not_be_had():
     pool = layer_on_a_device().key_pool
     for wait in (bool, int, float, Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.nonzero):
         with pytest.raises((RuntimeError, NotImplementedError)):
@@ -129,9 +129,7 @@ def npu_copier(layers: list[LayerKV]) -> KVCopier:
 
 @pytest.mark.parametrize(("make", "layout"), [(triton_copier, "B2NHD"), (npu_copier, "2BNHD")])
 @pytest.mark.parametrize("deltas", [[0, 0, 0], [5, 5, 7], [0, 3, 3]])
-def test_copies_are_queued(
-    make: Any, layout: str, deltas: list[int], kernels: list[Kernel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_are_queued(make, layout, deltas, kernels, monkeypatch):
     rotary = SimpleNamespace(npu_rotary_mul=lambda keys, cos, sin, rotary_mode: keys)
     monkeypatch.setitem(sys.modules, "torch_npu", rotary)
     copier = make([layer_on_a_device(layout) for _ in range(2)])
@@ -141,7 +139,7 @@ def test_copies_are_queued(
     assert kernels[0].num_launches == (2 if make is triton_copier else 0)
 
 
-def test_attention_is_queued(kernels: list[Kernel]) -> None:
+def test_attention_is_queued(kernels):
     from kernels.attention.triton_attention import TritonAttention
 
     shared = segment((1, 2), 3, 29, 11)

@@ -70,17 +70,11 @@ def make_report(mode: str, *statuses: str, reason: str | None = None, reused: in
         for i, status in enumerate(statuses or ("hit",))
     ]
     options = in_mode(CacheOptions(), "shared" if is_full else mode)
-    return Report(
-        mode="full" if is_full else "chunked",
-        reason=reason,
-        position_strategy=PositionStrategy.SHARED if is_full else strategy_of(mode),
-        scope="system",
-        tokens=ReportedTokens(prompt=100, reused=reused, computed=100 - reused, fill_computed=0),
-        chunks=chunks,
-        timings_ms={},
-        recompute=options.recompute,
-        reread=options.reread,
-    ).to_dict()
+    strategy = PositionStrategy.SHARED if is_full else strategy_of(mode)
+    ran = {"mode": "full" if is_full else "chunked", "reason": reason, "position_strategy": strategy, "scope": "system"}
+    tokens = ReportedTokens(prompt=100, reused=reused, computed=100 - reused, fill_computed=0)
+    told = {"tokens": tokens, "chunks": chunks, "timings_ms": {}}
+    return Report(**ran, **told, recompute=options.recompute, reread=options.reread).to_dict()
 
 
 def asked_mode(body: Body) -> str:

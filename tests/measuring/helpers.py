@@ -72,21 +72,16 @@ async def run(workload: Workload) -> list[Sample]:
 
 def make_run(**fields: Any) -> Run:
     """A run of the benchmark."""
-    return Run(
-        **{
-            "command": ("tessera", "bench"),
-            "model": "m",
-            "flags": ("--dtype", "float32"),
-            "seed": 0,
-            "is_long": False,
-            "workloads": {"context": WorkloadRun(title="t", axis="a", sizes={"rounds": 5})},
-            "tessera": "0.1.0",
-            "cpu": "c",
-            "cores": 2,
-            "started_at": datetime(2025, 1, 1, tzinfo=UTC),
-            **fields,
-        }
-    )
+    asked = {
+        "command": ("tessera", "bench"),
+        "model": "m",
+        "flags": ("--dtype", "float32"),
+        "seed": 0,
+        "is_long": False,
+    }
+    workloads = {"context": WorkloadRun(title="t", axis="a", sizes={"rounds": 5})}
+    at = {"tessera": "0.1.0", "cpu": "c", "cores": 2, "started_at": datetime(2025, 1, 1, tzinfo=UTC)}
+    return Run(**{**asked, "workloads": workloads, **at, **fields})
 
 
 def write_tokenizer(folder: Path) -> Path:

@@ -106,22 +106,7 @@ def document_tags(passages: Sequence[str], first: int) -> Messages:
     return asked(None, f"<documents>\n{documents}</documents>\n\n{QUESTION}")
 
 
-FORMS: dict[str, Callable[[Sequence[str], int], Messages]] = {
-    each.__name__: each
-    for each in (
-        open_webui,
-        anything_llm,
-        ragflow,
-        librechat,
-        librechat_tool,
-        lobechat,
-        dify,
-        langchain,
-        langchain_chat,
-        langchain_tags,
-        langchain_hub,
-        llama_index,
-        llama_index_citations,
-        document_tags,
-    )
-}
+_APPS = (open_webui, anything_llm, ragflow, librechat, librechat_tool, lobechat, dify)
+_FRAMEWORKS = (langchain, langchain_chat, langchain_tags, langchain_hub, llama_index, llama_index_citations)
+_FORMS = (*_APPS, *_FRAMEWORKS, document_tags)
+FORMS: dict[str, Callable[[Sequence[str], int], Messages]] = {each.__name__: each for each in _FORMS}

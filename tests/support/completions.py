@@ -9,15 +9,9 @@ from tests.support.exactness import STEPS
 
 def complete(server: TesseraServer, token_ids: list[int]) -> list[float]:
     """Log probabilities of an ordinary completion of `token_ids`."""
-    body = {
-        "prompt": token_ids,
-        "max_tokens": STEPS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "logprobs": 0,
-        "model": server.model,
-    }
-    return server.post("/v1/completions", body)["choices"][0]["logprobs"]["token_logprobs"]
+    body = {"prompt": token_ids, "max_tokens": STEPS, "temperature": 0, "ignore_eos": True, "logprobs": 0}
+    answer = server.post("/v1/completions", {**body, "model": server.model})
+    return answer["choices"][0]["logprobs"]["token_logprobs"]
 
 
 def all_tokens(report: dict[str, Any]) -> list[int]:

@@ -7,16 +7,8 @@ from tests.engine.server import TesseraServer, stream_events, token_logprobs
 
 
 def rag_body(system: str, chunks: list[str], question: str, strategy: str) -> dict[str, Any]:
-    return {
-        "system": system,
-        "chunks": chunks,
-        "question": question,
-        "cache": {"position_strategy": strategy},
-        "max_tokens": 6,
-        "temperature": 0,
-        "ignore_eos": True,
-        "logprobs": True,
-    }
+    asked = {"system": system, "chunks": chunks, "question": question, "cache": {"position_strategy": strategy}}
+    return {**asked, "max_tokens": 6, "temperature": 0, "ignore_eos": True, "logprobs": True}
 
 
 def apart(body: dict[str, Any]) -> dict[str, Any]:

@@ -27,19 +27,10 @@ Text = Callable[[int], str]
 
 
 def ask(server: TesseraServer, strategy: str, chunks: list[str], question: str, **fields: Any) -> dict[str, Any]:
-    return server.chat(
-        system=fields.pop("system", "You answer from documents."),
-        chunks=chunks,
-        question=question,
-        max_tokens=fields.pop("max_tokens", STEPS),
-        temperature=0,
-        ignore_eos=True,
-        logprobs=True,
-        top_logprobs=fields.pop("top_logprobs", 0),
-        return_token_ids=True,
-        cache={"position_strategy": strategy, "explain": True, **fields.pop("cache", {})},
-        **fields,
-    )
+    cache = {"position_strategy": strategy, "explain": True, **fields.pop("cache", {})}
+    body = {"system": "You answer from documents.", "chunks": chunks, "question": question, "max_tokens": STEPS}
+    body |= {"temperature": 0, "ignore_eos": True, "logprobs": True, "top_logprobs": 0, "return_token_ids": True}
+    return server.chat(**{**body, **fields}, cache=cache)
 
 
 def segments(report: dict[str, Any]) -> tuple[list[int], list[list[int]], list[int]]:
@@ -66,15 +57,9 @@ def assert_exact(
     tokens = response["choices"][0]["token_ids"]
     assert len(tokens) == steps
     assert ("opening" in report) == (report["scope"] == "isolated")
-    expected = oracle.score(
-        strategy,
-        segments(report),
-        tokens,
-        report.get("opening"),
-        windows_of(report),
-        kept=kept_of(report) if "left_out" in report["tokens"] else None,
-        contexts=contexts_of(report),
-    )
+    kept = kept_of(report) if "left_out" in report["tokens"] else None
+    options = {"kept": kept, "contexts": contexts_of(report)}
+    expected = oracle.score(strategy, segments(report), tokens, report.get("opening"), windows_of(report), **options)
     differences = [abs(a - b) for a, b in zip(token_logprobs(response), expected.logprobs, strict=True)]
     assert max(differences) <= tolerance, differences
     best = expected.distributions.max(dim=-1).values.tolist()

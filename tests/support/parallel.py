@@ -4,6 +4,7 @@
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from tests.engine.server import TesseraServer
 from tests.oracle import Oracle
@@ -17,6 +18,8 @@ WORKERS = {
     "tensor parallel": ("--tensor-parallel-size", "2"),
     "pipeline parallel": ("--pipeline-parallel-size", "2", "--no-enforce-eager"),
 }
+RUNTIME = Path(__file__).parents[1] / "engine" / "gpu_runtime"
+"""In the environment of a server that runs the CPU as vLLM runs GPUs."""
 ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_SERVER_DEV_MODE": "1"}
 
 
@@ -44,10 +47,8 @@ def assert_lost_pages_are_refused(server: TesseraServer, oracle: Oracle, text: T
     lost = server.client.post("/collective_rpc", json={"method": "chunk_cache_forget"})
     assert lost.status_code == 200, lost.text
     refused = ask(server, "shared", chunks, text(15), system=system)
-    assert (refused["cache"]["mode"], refused["cache"]["reason"]) == (
-        "full",
-        "a worker refused to load the cached chunks",
-    )
+    reason = "a worker refused to load the cached chunks"
+    assert (refused["cache"]["mode"], refused["cache"]["reason"]) == ("full", reason)
     assert_scored(refused, oracle)
     for status in ("filled", "hit"):
         response = ask(server, "shared", chunks, text(15), system=system)

@@ -5,14 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import (
-    AutoTokenizer,
-    BloomConfig,
-    BloomForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoTokenizer, BloomConfig, BloomForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 
 def alibi(vocab_size: int) -> PreTrainedModel:
@@ -21,16 +14,8 @@ def alibi(vocab_size: int) -> PreTrainedModel:
 
 def large_biases(vocab_size: int) -> PreTrainedModel:
     """A model whose keys and queries have biases far above their other values, as Qwen2.5's have."""
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=vocab_size,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        )
-    )
+    sizes = {"vocab_size": vocab_size, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
+    model = Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2))
     for layer in model.model.layers:
         for projection, size in ((layer.self_attn.k_proj, 40), (layer.self_attn.q_proj, 10)):
             torch.nn.init.normal_(projection.bias, std=size)

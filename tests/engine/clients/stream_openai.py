@@ -15,28 +15,16 @@ plain = client.chat.completions.create(model=model, messages=messages, stream=Tr
 print(json.dumps("".join(event.choices[0].delta.content or "" for event in plain)))
 
 state = ChatCompletionStreamState()
-for event in client.chat.completions.create(
-    model=model,
-    messages=messages,
-    stream=True,
-    stream_options={"include_usage": True},
-    extra_body=documents,
-    **asked["options"],
-):
+streamed = {"stream": True, "stream_options": {"include_usage": True}, "extra_body": documents, **asked["options"]}
+for event in client.chat.completions.create(model=model, messages=messages, **streamed):
     state.handle_chunk(event)
 completion = state.current_completion_snapshot
 print(json.dumps(completion.choices[0].message.content))
 print(json.dumps(completion.usage.prompt_tokens_details.cached_tokens))
 
 system, question = (message["content"] for message in messages)
-with client.responses.stream(
-    model=model,
-    instructions=system,
-    input=question,
-    temperature=0,
-    max_output_tokens=asked["options"]["max_tokens"],
-    extra_body=documents,
-) as stream:
+given = {"model": model, "instructions": system, "input": question, "temperature": 0, "extra_body": documents}
+with client.responses.stream(**given, max_output_tokens=asked["options"]["max_tokens"]) as stream:
     text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
     assert stream.get_final_response().output_text == text
     print(json.dumps(text))

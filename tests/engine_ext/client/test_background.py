@@ -187,28 +187,6 @@ def test_a_lost_fill_and_what_is_not_kept_fail_with_the_reason(run):
     assert (lost.status, "nothing saved" in lost.error) == (None, True)
 
 
-def test_chunks_that_were_cleared_while_they_were_computed_say_so(run):
-    engine, _ = make_engine()
-
-    async def cleared() -> list[Ingested]:
-        ingesting = asyncio.create_task(results(engine.background, distinct([3, 3])))
-        await turns(3)
-        assert len(engine.cache.manager.clear()) == 3
-        return await ingesting
-
-    done = run(cleared())
-    assert {result.error for result in done} == {"it was removed while it was computed"}
-    assert engine.cache.manager.is_idle
-
-
-def test_an_isolated_ingestion_computes_behind_the_opening(run):
-    engine, _ = make_engine()
-    (done,) = run(results(engine.background, distinct([3]), opening=(7,)))
-    assert done.status == "filled"
-    (entry,) = (entry for entry in engine.cache.manager.index if not entry.is_system)
-    assert entry.identity.prefix_ids == (7,)
-
-
 def test_when_the_server_stops_no_more_is_begun(run):
     """The first round of chunks is computed; the others are reported as refused."""
     engine, llm = make_engine()

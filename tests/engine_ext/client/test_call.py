@@ -24,7 +24,7 @@ class Counting:
             await asyncio.sleep(0)
 
 
-async def test_requests_that_come_together_begin_a_few_at_a_time():
+async def test_requests_that_come_together_begin_a_few_at_a_time_and_others_wait_for_no_turn():
     llm = Counting()
     turns = asyncio.create_task(llm.count_turns())
 
@@ -36,9 +36,6 @@ async def test_requests_that_come_together_begin_a_few_at_a_time():
     turns.cancel()
     assert answers == [[{"number": number}] for number in range(200)]
     assert max(map(llm.begun.count, llm.begun)) <= 16
-
-
-async def test_requests_one_after_the_other_wait_for_no_turn():
     llm = Counting()
     turns = asyncio.create_task(llm.count_turns())
     for _ in range(50):

@@ -37,7 +37,7 @@ def cited(text: str, ends: list[int], attention: list[list[float]], expected: li
     return citations(text, list(zip([0, *ends], ends, strict=False)), np.array(attention), np.array(expected))
 
 
-def test_each_sentence_rests_on_the_chunks_that_get_more_than_from_a_question_without_content() -> None:
+def test_each_sentence_rests_on_at_most_three_chunks_that_get_more_than_from_a_question_without_content() -> None:
     """The token " C" begins before its sentence."""
     text, ends = "A b. C d.", [1, 3, 4, 6, 9]
     attention = [[0.1, 0.0, 0.4], [0.1, 0.1, 0.2], [0.1, 0.0, 0.0], [0.8, 0.0, 0.0], [0.0, 0.4, 0.2]]
@@ -47,9 +47,6 @@ def test_each_sentence_rests_on_the_chunks_that_get_more_than_from_a_question_wi
     assert (first.chunks[0].share, first.chunks[0].lift) == (pytest.approx(0.6), pytest.approx(3))
     assert (second.start, second.end) == (5, 9)
     assert [each.chunk for each in second.chunks if not each.is_weak] == [0]
-
-
-def test_no_more_than_three_are_listed() -> None:
     (only,) = cited("Yes", [3], [[4, 5, 3, 6, 0]], [1, 1, 1, 1, 20])
     assert [each.chunk for each in only.chunks] == [3, 1, 0]
 

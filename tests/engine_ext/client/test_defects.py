@@ -19,19 +19,16 @@ def raised_by(act) -> Exception:
     raise AssertionError("nothing was raised")
 
 
-def test_ours_are_those_that_our_code_raises_or_causes():
+def test_ours_are_what_our_code_raises_and_no_others():
     assert is_defect(raised_by(lambda: unpack(None)))  # a TypeError
     assert is_defect(raised_by(lambda: unpack(b"123")))  # struct's error, called from our code
-
-
-def test_vllms_and_named_ones_are_not():
     assert not is_defect(raised_by(lambda: SamplingParams(temperature=-1)))
     assert not is_defect(raised_by(lambda: [][0]))
     assert not is_defect(raised_by(lambda: ChunkedPrompt((), (), ())))
     assert not is_defect(VLLMValidationError("a client's"))
 
 
-def test_a_defect_is_told_and_blamed_on_the_server(caplog):
+def test_a_defect_is_blamed_on_the_server_and_a_clients_error_passes(caplog):
     with having(PROGRESS, Progress()):
         error = blamed(raised_by(lambda: unpack(None)))
         assert PROGRESS.get().is_servers
@@ -39,9 +36,6 @@ def test_a_defect_is_told_and_blamed_on_the_server(caplog):
     assert "log says where" in str(error)
     assert "a defect: TypeError at " in caplog.text
     assert "layout.py" in caplog.text
-
-
-def test_a_clients_error_passes():
     error = raised_by(lambda: ChunkedPrompt((), (), ()))
     assert isinstance(error, EmptySegmentError)
     assert blamed(error) is error

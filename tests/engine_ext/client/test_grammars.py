@@ -97,19 +97,7 @@ async def test_what_is_cheap_or_invalid_passes(asked, compiled):
         {"json": "9" * 5000},
         {"regex": "a" * 5000},
     ],
-    ids=[
-        "regex",
-        "grammar",
-        "lark",
-        "structural_tag",
-        "no_backend",
-        "choice",
-        "enum",
-        "ranges",
-        "nested",
-        "digits",
-        "long",
-    ],
+    ids=["regex", "grammar", "lark", "tag", "no_backend", "choice", "enum", "ranges", "nested", "digits", "long"],
 )
 async def test_what_takes_too_long_is_refused_and_remembered(asked, compiled, monkeypatch):
     monkeypatch.setattr(grammars, "MAX_SECONDS", 1)

@@ -34,12 +34,9 @@ async def outcomes(
     return [(plan["mode"], plan["reason"]), (report.mode, report.reason)]
 
 
-async def test_a_quota_that_the_chunks_exceed() -> None:
+async def test_a_quota_that_the_chunks_exceed_or_another_request_uses_up() -> None:
     engine, _ = make_engine(quota_of=lambda owner: Quota(pages=2))
     assert await outcomes(engine) == [("full", "the chunks need more than what 'default' may have of the pool")] * 2
-
-
-async def test_a_quota_that_another_request_uses_up() -> None:
     engine, _ = make_engine(quota_of=lambda owner: Quota(segments=3))
     other = replace(TWO, chunks=(chunk(300, 4),))
     manager = engine.cache.manager
@@ -93,12 +90,9 @@ async def test_of_several_reasons_the_same_is_given() -> None:
     assert await outcomes(engine, options=full, lora=lora) == [("full", "cache.mode is full")] * 2
 
 
-async def test_a_cache_that_is_off() -> None:
+async def test_a_cache_that_is_off_and_books_that_were_found_wrong() -> None:
     llm: Any = FakeLLM()
     assert await outcomes(ChunkEngine(llm, CacheOff("switched off"))) == [("full", "switched off")] * 2
-
-
-async def test_books_that_were_found_wrong() -> None:
     engine, _ = make_engine()
     assert await outcomes(engine) == [("chunked", None)] * 2
     engine.cache.manager.pool.allocate(1)  # a page without an owner

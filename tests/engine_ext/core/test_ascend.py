@@ -61,7 +61,7 @@ def only_layer(kv_caches: tuple[Tensor, ...], rope: Rope | None = None, **fields
     return layer
 
 
-def test_a_pair_of_caches_is_probed_and_written_by_the_engines_writer(on_ascend) -> None:
+def test_a_pair_of_caches_is_probed_and_written_by_the_engines_writer(on_ascend):
     pair = caches(64, 64)
     layer = only_layer(pair)
     assert (layer.cache.key_cache, layer.cache.value_cache) == pair
@@ -72,7 +72,7 @@ def test_a_pair_of_caches_is_probed_and_written_by_the_engines_writer(on_ascend)
     assert half.prepare([layer], ascend.reshape_and_cache()).page_bytes == 32 * 2 * 128 * 4
 
 
-def test_of_latent_attention_only_the_second_cache_turns_and_by_halves(on_ascend) -> None:
+def test_of_latent_attention_only_the_second_cache_turns_and_by_halves(on_ascend):
     latent, rope = caches(512, 64, heads=1)
     layer = only_layer((latent, rope), Rope(64, False), kv_lora_rank=512, qk_rope_head_dim=64)
     assert layer.cache.key_cache is rope
@@ -88,18 +88,18 @@ def test_of_latent_attention_only_the_second_cache_turns_and_by_halves(on_ascend
     ("kv_caches", "reason"),
     [(caches(64, 64, 64), "not one tensor, or two"), (caches(64, 64, dtype=torch.int8), "quantized")],
 )
-def test_other_caches_are_refused(on_ascend, kv_caches, reason) -> None:
+def test_other_caches_are_refused(on_ascend, kv_caches, reason):
     """Caches of sparse attention (a third tensor) and of C8 (int8)."""
     with pytest.raises(UnsupportedModelError, match=reason):
         only_layer(kv_caches)
 
 
-def test_elsewhere_a_pair_of_caches_is_refused() -> None:
+def test_elsewhere_a_pair_of_caches_is_refused():
     with pytest.raises(UnsupportedModelError, match="not one tensor, or two"):
         only_layer(caches(64, 64))
 
 
-def test_slots_are_converted_for_the_writer(on_ascend) -> None:
+def test_slots_are_converted_for_the_writer(on_ascend):
     pair, tokens = caches(8, 8, heads=1), torch.ones(2, 1, 8)
     ascend.write_tokens(*pair, tokens, tokens, torch.tensor([3, 200]))
     assert pair[0].sum(dim=(2, 3)).nonzero().tolist() == [[0, 3], [1, 72]]
@@ -114,13 +114,13 @@ def test_slots_are_converted_for_the_writer(on_ascend) -> None:
         ({}, {}, None),
     ],
 )
-def test_what_cannot_be_read_token_by_token_is_refused_with_its_reason(on_ascend, said, model, reason) -> None:
+def test_what_cannot_be_read_token_by_token_is_refused_with_its_reason(on_ascend, said, model, reason):
     on_ascend.update(said)
     found = ascend.unsupported_reason(config(**model))
     assert (found is None) if reason is None else reason in found
 
 
-def test_the_pools_memory_carries_vllms_tag_and_leaves_the_kv_caches_pool_in_place(on_ascend) -> None:
+def test_the_pools_memory_carries_vllms_tag_and_leaves_the_kv_caches_pool_in_place(on_ascend):
     allocator = on_ascend["allocator"]
     with allocator.use_memory_pool(tag="kv_cache"):  # as vLLM-Ascend's worker does
         allocator.python_malloc_callback((0, 1, 2, 3))
@@ -134,9 +134,7 @@ def test_the_pools_memory_carries_vllms_tag_and_leaves_the_kv_caches_pool_in_pla
 
 
 @pytest.mark.parametrize("has_sleep_mode", [False, True])
-def test_a_worker_prepares_its_pool(
-    has_sleep_mode: bool, on_ascend: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_prepares_its_pool(has_sleep_mode, on_ascend, monkeypatch):
     """From the free memory to the pool, with what vLLM-Ascend and torch_npu have and no more."""
     monkeypatch.setattr(dispatch, "_device", lambda _: SimpleNamespace(type="npu"))  # torch has no such device here
     model = Model(Rope(64, True), Layer(num_kv_heads=2, head_size=64))

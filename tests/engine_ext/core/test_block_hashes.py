@@ -23,14 +23,8 @@ def _root():
 def plain(token_ids, salt=None):
     """An ordinary request, created as by vLLM."""
     hasher = get_request_block_hasher(BLOCK, get_hash_fn_by_name(ALGORITHM))
-    return Request(
-        request_id="r",
-        prompt_token_ids=list(token_ids),
-        sampling_params=SamplingParams(max_tokens=9),
-        pooling_params=None,
-        cache_salt=salt,
-        block_hasher=hasher,
-    )
+    asked = {"prompt_token_ids": list(token_ids), "sampling_params": SamplingParams(max_tokens=9)}
+    return Request(request_id="r", **asked, pooling_params=None, cache_salt=salt, block_hasher=hasher)
 
 
 def composed(chunks, question=QUESTION, salt=None, layout_salt="layout", system=SYSTEM):
@@ -51,15 +45,8 @@ def test_chunks_have_the_hashes_of_their_fills_wherever_they_stand(salt, system)
         assert len(hashes) == len(expected) + 1  # one full block of the question
 
 
-def test_another_salt_has_other_hashes():
+def test_questions_are_found_behind_the_same_composition_and_salt_alone():
     assert not set(composed([A, B], salt="a").block_hashes) & set(composed([A, B], salt="b").block_hashes)
-
-
-def question_block(**options):
-    return composed(**{"chunks": [A, B], **options}).block_hashes[-1]
-
-
-def test_questions_are_found_behind_the_same_composition_alone():
     same = question_block()
     assert question_block() == same
     others = [
@@ -71,6 +58,10 @@ def test_questions_are_found_behind_the_same_composition_alone():
         plain([*SYSTEM, *B, *QUESTION]).block_hashes[-1],
     ]
     assert len({same, *others}) == len(others) + 1
+
+
+def question_block(**options):
+    return composed(**{"chunks": [A, B], **options}).block_hashes[-1]
 
 
 @pytest.mark.parametrize("length", range(1, 10))
@@ -99,15 +90,12 @@ def test_all_blocks_of_a_context_but_the_last_are_the_null_block(length):
     assert len(request.block_hashes) == (length + len(QUESTION)) // BLOCK
 
 
-def test_questions_are_found_behind_the_same_context_alone():
+def test_questions_are_found_behind_the_same_context_alone_also_after_a_reset():
     context = [*SYSTEM, *A, 7]
     hashes = attending(context)[0].block_hashes
     assert attending(context)[0].block_hashes == hashes
     others = [attending([*SYSTEM, *B, *B, 7])[0], attending(context, salt="other")[0], plain([*context, *QUESTION])]
     assert all(other.block_hashes[-1] != hashes[-1] for other in others)
-
-
-def test_after_a_reset_the_null_block_is_found_again():
     _, pool = attending(SYSTEM)
     pool.reset_prefix_cache()
     request = plain([*SYSTEM, *QUESTION])

@@ -18,7 +18,7 @@ from engine_ext.wire.plan import LoadRefused, TransferPlan
 
 
 @pytest.mark.parametrize(("meta", "evicted"), [(LoadRefused(), {0, 1}), (None, set()), (object(), set())])
-def test_only_its_own_refusal_empties_the_prefix_cache(meta: Any, evicted: set[int]) -> None:
+def test_only_its_own_refusal_empties_the_prefix_cache(meta, evicted):
     """Invalid blocks of another connector are not in the prefix cache yet."""
     found: set[int] = set()
     connector = ChunkCacheConnector.__new__(ChunkCacheConnector)
@@ -29,7 +29,7 @@ def test_only_its_own_refusal_empties_the_prefix_cache(meta: Any, evicted: set[i
 
 
 @pytest.mark.parametrize("others", [None, {"do_remote_decode": True}])
-def test_other_connectors_see_no_plan(others: dict[str, Any] | None) -> None:
+def test_other_connectors_see_no_plan(others):
     half = SchedulerHalf("sha256", 16)
     params = {**(others or {}), **TransferPlan().to_params()}
     request: Any = SimpleNamespace(request_id="r", kv_transfer_params=params, num_prompt_tokens=3)
@@ -38,7 +38,7 @@ def test_other_connectors_see_no_plan(others: dict[str, Any] | None) -> None:
 
 
 @pytest.mark.parametrize("hook", ["get_finished", "get_transfer_results"])
-def test_requests_end_by_the_hook_of_either_version(hook: str) -> None:
+def test_requests_end_by_the_hook_of_either_version(hook):
     ended: set[str] = set()
     connector = ChunkCacheConnector.__new__(ChunkCacheConnector)
     connector.worker = SimpleNamespace(end=ended.update, take_received=lambda: (set(), set()))  # type: ignore[assignment]
@@ -78,9 +78,7 @@ def registered(half: WorkerHalf, device: str, monkeypatch: pytest.MonkeyPatch, *
 @pytest.mark.parametrize(
     ("device", "sleeps", "taken"), [("meta", False, [""]), ("meta", True, ["kv_cache"]), ("cpu", False, [])]
 )
-def test_the_pool_gets_a_devices_memory_with_the_kv_cache(
-    device: str, sleeps: bool, taken: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pool_gets_a_devices_memory_with_the_kv_cache(device, sleeps, taken, monkeypatch):
     """That is, before graphs are captured."""
     half = WorkerHalf(3 << 20, 16, 16)
     assert registered(half, device, monkeypatch, sleeps=sleeps) == taken
@@ -88,7 +86,7 @@ def test_the_pool_gets_a_devices_memory_with_the_kv_cache(
         half.check_room(1 << 20)  # it has its memory, so that less is free
 
 
-def test_a_pool_larger_than_the_free_memory_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_larger_than_the_free_memory_takes_none(monkeypatch):
     half = WorkerHalf(5 << 20, 16, 16)
     assert registered(half, "meta", monkeypatch) == []
     with pytest.raises(PoolSizeError, match="5 MiB are more than the 4 MiB that are free"):

@@ -40,12 +40,9 @@ def row(length: int, num_tokens: int = 1, first: int = 0, blocks: range = range(
     return BatchRow(first, num_tokens, length, blocks)
 
 
-def test_tokens_of_the_prompt_read_everything(selection: DecodingSelection) -> None:
+def test_tokens_of_the_prompt_and_within_the_budget_read_everything(selection, keys):
     assert selection.step([row(PROMPT, PROMPT)]) is None
     assert selection.step([row(PROMPT)]) is None
-
-
-def test_tokens_within_the_budget_read_everything(keys: torch.Tensor) -> None:
     selection = selecting(keys, ["one"], prompt=2)
     assert selection.step([row(NUMBER * BLOCK)]) is None
     step = selection.step([row(NUMBER * BLOCK + 2, NUMBER * BLOCK)])
@@ -55,9 +52,7 @@ def test_tokens_within_the_budget_read_everything(keys: torch.Tensor) -> None:
     assert step.dense == [(0, row(NUMBER * BLOCK, NUMBER * BLOCK - 2))]
 
 
-def test_each_generated_token_chooses_for_itself(
-    selection: DecodingSelection, keys: torch.Tensor, ids: list[str]
-) -> None:
+def test_each_generated_token_chooses_for_itself(selection, keys, ids):
     ids.insert(0, "other")
     step = selection.step([row(20, 3), row(PROMPT + 6, 8, first=3)])
     assert step is not None
@@ -78,7 +73,7 @@ def test_each_generated_token_chooses_for_itself(
             assert chosen == [blocks[0], *best, *blocks[-2:]]
 
 
-def test_blocks_are_represented_once_while_the_request_runs(selection: DecodingSelection, ids: list[str]) -> None:
+def test_blocks_are_represented_once_while_the_request_runs(selection, ids):
     def fresh(*rows: BatchRow) -> list[int]:
         step = selection.step(rows)
         return [] if step is None else step.fresh.tolist()
@@ -94,6 +89,6 @@ def test_blocks_are_represented_once_while_the_request_runs(selection: DecodingS
     assert fresh(row(42, blocks=range(9, 29))) == list(range(10, 18))
 
 
-def test_too_small_a_budget_is_refused(keys: torch.Tensor) -> None:
+def test_too_small_a_budget_is_refused(keys):
     with pytest.raises(ValueError, match=f"less than {LEAST_BLOCKS}"):
         selecting(keys, [], number=LEAST_BLOCKS - 1)

@@ -27,15 +27,8 @@ class Writer:
 
 def fp8_layer() -> tuple[AttentionLayer, Tensor]:
     """A layer, and its cache."""
-    layer = Layer(
-        num_kv_heads=HEADS,
-        head_size=SIZE,
-        dtype=torch.bfloat16,
-        kv_cache_dtype="fp8",
-        _k_scale_float=0.37,
-        _v_scale_float=1.9,
-        impl=Writer(),
-    )
+    sizes: Any = {"num_kv_heads": HEADS, "head_size": SIZE, "dtype": torch.bfloat16, "kv_cache_dtype": "fp8"}
+    layer = Layer(**sizes, _k_scale_float=0.37, _v_scale_float=1.9, impl=Writer())
     cache = torch.zeros(BLOCKS, BLOCK, HEADS, 2 * SIZE, dtype=torch.uint8)
     model = Model(Rope(SIZE, True), layer)
     (found,) = attention_layers(model, {layer.layer_name: layer}, {layer.layer_name: cache})

@@ -86,9 +86,7 @@ class Given:
         pytest.param([(0, 8), (4, 10)], id="preempted, with blocks found"),
     ],
 )
-def test_attention_is_computed_and_measured(
-    steps: list[tuple[int, int]], most_logits: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_is_computed_and_measured(steps, most_logits, dtype, monkeypatch):
     monkeypatch.setattr(module, "_MOST_LOGITS", most_logits)
     given, tolerance = Given(dtype), TOLERANCES[dtype]
     outputs, paid = given.expected()
@@ -107,14 +105,14 @@ def test_attention_is_computed_and_measured(
     assert given.probes.take(7) == []
 
 
-def test_products_are_of_the_models_dtype_only_here() -> None:
+def test_products_are_of_the_models_dtype_only_here():
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = matmul.fp32_precision
     Given(torch.bfloat16).run(0, 10)
     assert matmul.fp32_precision == before
 
 
-def test_ended_probes_take_no_part() -> None:
+def test_ended_probes_take_no_part():
     given = Given(torch.float32)
     assert not given.probes.is_idle
     given.probes.update({}, ["probe"])

@@ -19,19 +19,12 @@ SYSTEM, CHUNK = Span(0, 5, 0, 1, (0, 1)), Span(5, 9, 0, 2, (2, 3, 4))
 
 def half_with(plan: TransferPlan, num_tokens: int, tables: list[BlockTable]) -> tuple[SchedulerHalf, Any]:
     half = SchedulerHalf("sha256", BLOCK, tables)
+    absent = dict.fromkeys(("lora_request", "cache_salt", "prompt_embeds"))
+    flags = {"num_preemptions": 0, "skip_reading_prefix_cache": False, "mm_features": [], **absent}
+    tokens = {"num_prompt_tokens": num_tokens, "num_tokens": num_tokens, "all_token_ids": list(range(num_tokens))}
+    params = plan.to_params()
     request: Any = SimpleNamespace(
-        request_id="r",
-        kv_transfer_params=plan.to_params(),
-        num_prompt_tokens=num_tokens,
-        num_tokens=num_tokens,
-        all_token_ids=list(range(num_tokens)),
-        block_hashes=[b"found"],
-        num_preemptions=0,
-        skip_reading_prefix_cache=False,
-        mm_features=[],
-        lora_request=None,
-        cache_salt=None,
-        prompt_embeds=None,
+        request_id="r", kv_transfer_params=params, block_hashes=[b"found"], **tokens, **flags
     )
     request.update_block_hashes = lambda: request.block_hashes.extend(request._block_hasher(request))
     half.add_request(request)
@@ -92,17 +85,14 @@ def test_what_was_computed_behind_a_refused_load_is_not_saved(is_loaded_again: b
     assert half.finish_request(request) == ({"saved": True} if is_loaded_again else None)
 
 
-def test_after_a_preemption_saved_tokens_are_not_saved_again() -> None:
+def test_saved_tokens_are_saved_once_and_those_without_a_block_never() -> None:
     half, request = half_with(TransferPlan(saves=(CHUNK,)), 14, TABLES)
     half.build_step(step(0, 8, new=[[1, 2], [3, 4]]))
     assert not half.build_step(step(0, 8, cached=[[1, 2], [3, 4]], resumed=True)).saves
     (save, of_windows) = half.build_step(step(8, 6, cached=[[5, 6], [7, 8]])).saves
     assert (save.first_token, of_windows.block_ids) == (8, (3, 4, 7, 8))
     assert half.finish_request(request) == {"saved": True}
-
-
-def test_tokens_without_a_block_can_not_be_saved() -> None:
-    """Found in the engine's prefix cache, say."""
+    # Found in the engine's prefix cache, say.
     half, request = half_with(TransferPlan(saves=(CHUNK,)), 14, TABLES)
     assert not half.build_step(step(12, 2, new=[[1, 2, 3, 4], [0, 0, 5, 6]])).saves
     assert half.finish_request(request) is None

@@ -29,9 +29,11 @@ def children(config: KVTransferConfig) -> list[KVTransferConfig]:
     return [KVTransferConfig(**part, engine_id=config.engine_id) for part in parts]
 
 
-def test_alone(tiny_llama: Path) -> None:
+def test_alone_and_with_what_was_given(tiny_llama: Path) -> None:
     config = attached(tiny_llama)
     assert (config.kv_connector, config.kv_connector_extra_config) == ("ChunkCacheConnector", {"pool_bytes": 1})
+    given = KVTransferConfig(**NIXL, engine_id="theirs", kv_load_failure_policy="recompute")
+    assert [each.engine_id for each in children(attached(tiny_llama, kv_transfer_config=given))] == ["theirs"] * 2
 
 
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_producer", "kv_connector_extra_config": {"lease": 7}}
@@ -56,11 +58,6 @@ def test_before_others(tiny_llama: Path, flags: dict[str, Any], others: list[dic
     ours, *found = children(attached(tiny_llama, **flags))
     assert (ours.kv_connector, ours.kv_connector_extra_config) == ("ChunkCacheConnector", {"pool_bytes": 1})
     assert [{name: getattr(each, name) for name in NIXL} for each in found] == others
-
-
-def test_an_engine_id_and_a_policy_of_failures_that_were_given(tiny_llama: Path) -> None:
-    given = KVTransferConfig(**NIXL, engine_id="theirs", kv_load_failure_policy="recompute")
-    assert [each.engine_id for each in children(attached(tiny_llama, kv_transfer_config=given))] == ["theirs"] * 2
 
 
 def test_the_table_has_connectors_of_vllm() -> None:

@@ -27,14 +27,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("asked", "pool", "left"), [(8 * GIB, 8 * GIB, 0.8), (None, 0.15 * 72 * GIB, 0.85 * 0.9)])
-def test_the_pool_is_taken_from_vllms_share(asked: int | None, pool: float, left: float) -> None:
+def test_the_pool_is_taken_from_vllms_share(asked, pool, left):
     """By default, it is a share of what vLLM may take of the device."""
     args = arguments(0.9)
     assert memory.make_room(args, asked) == pytest.approx(pool)
     assert args.gpu_memory_utilization == pytest.approx(left)
 
 
-def test_a_pool_that_leaves_nothing_is_refused_with_numbers() -> None:
+def test_a_pool_that_leaves_nothing_is_refused_with_numbers():
     args = arguments(0.5)
     expected = "the chunk pool's 40.0 GiB leave nothing of vLLM's 40.0 GiB (--gpu-memory-utilization 0.5): lower"
     assert expected in str(memory.make_room(args, 40 * GIB))
@@ -42,9 +42,7 @@ def test_a_pool_that_leaves_nothing_is_refused_with_numbers() -> None:
 
 
 @pytest.mark.parametrize(("asked", "pool"), [(79 * GIB, 79 * GIB), (None, GIB)])
-def test_without_a_share_the_pool_is_as_asked_or_a_gibibyte(
-    asked: int | None, pool: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_share_the_pool_is_as_asked_or_a_gibibyte(asked, pool, monkeypatch):
     """Beside a KV cache of a given size, and on CPUs."""
     args = arguments(0.9, GIB)
     assert memory.make_room(args, asked) == pool
@@ -64,7 +62,7 @@ def torch_npu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "torch_npu.py"
 
 
-def test_on_npus_another_process_asks_for_the_memory(torch_npu: Path) -> None:
+def test_on_npus_another_process_asks_for_the_memory_and_without_an_answer_there_is_no_cache(torch_npu):
     """It has 64 GiB; vLLM-Ascend's platform raises."""
     torch_npu.write_text(f"""
 class npu:
@@ -75,9 +73,6 @@ print("a line of the driver's")
     args = arguments(0.9)
     assert memory.make_room(args, 16 * GIB) == 16 * GIB
     assert args.gpu_memory_utilization == pytest.approx(0.65)
-
-
-def test_an_npu_without_an_answer_is_a_reason_against_the_cache(torch_npu: Path) -> None:
     torch_npu.write_text("raise ImportError('libhccl.so: cannot open shared object file')")
     args = arguments(0.9)
     reason = str(memory.make_room(args, GIB))

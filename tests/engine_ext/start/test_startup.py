@@ -133,8 +133,8 @@ async def starting(
 
 @pytest.mark.parametrize("name", WAYS)
 async def test_it_serves_without_the_cache_and_says_why_or_does_not_start_if_that_is_required(
-    name: str, config: VllmConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    name, config, tmp_path, monkeypatch, caplog
+):
     way = WAYS[name]
     caplog.set_level(logging.WARNING, "engine_ext")
     async with starting(way, "on", config, tmp_path, monkeypatch) as (started, engine):
@@ -152,13 +152,8 @@ async def test_it_serves_without_the_cache_and_says_why_or_does_not_start_if_tha
 
 @pytest.mark.parametrize(("use", "reason"), [("on", None), ("require", None), ("off", SWITCHED_OFF)])
 async def test_a_sound_engine_has_the_cache_and_one_that_was_switched_off_is_no_warning(
-    use: ChunkCacheUse,
-    reason: str | None,
-    config: VllmConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    use, reason, config, tmp_path, monkeypatch, caplog
+):
     caplog.set_level(logging.WARNING, "engine_ext")
     async with starting(Way("", ""), use, config, tmp_path, monkeypatch) as (started, engine):
         assert started.cache.reason == reason

@@ -15,7 +15,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 
 from app.advice import advice_for, remedy_for
 from cache.positions.layout import PositionStrategy
-from cache.positions.strategy import UNKNOWN, DefaultStrategy, strategy_for
+from cache.positions.strategy import UNKNOWN, strategy_for
 from engine_ext.core.layers import UnsupportedModelError, attention_layers
 from engine_ext.start import support
 from engine_ext.start.support import attention_reason, drops_blocks, in_place_reason, turning_reason, unsupported_reason
@@ -53,13 +53,8 @@ def on_ascend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("told_by", ["the folder", "org/quantized", "org/plain", "its configuration"])
 @pytest.mark.parametrize(("description", "is_refused"), QUANTIZED)
 def test_what_vllm_ascend_quantizes_is_refused_whoever_tells_of_it(
-    told_by: str,
-    description: dict[str, str],
-    is_refused: bool,
-    on_ascend: Path,
-    model: ModelConfig,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    told_by, description, is_refused, on_ascend, model, monkeypatch
+):
     """A file in the model's folder or on its hub, or the model's own configuration."""
     args = AsyncEngineArgs(model=model.model)
     if told_by == "its configuration":
@@ -80,9 +75,7 @@ def test_what_vllm_ascend_quantizes_is_refused_whoever_tells_of_it(
         ({"pipeline_parallel_size": 2, "async_scheduling": False}, False),
     ],
 )
-def test_stages_that_vllm_ascend_would_leave_without_tokens_are_refused(
-    flags: dict[str, Any], is_refused: bool, on_ascend: Path, model: ModelConfig
-) -> None:
+def test_stages_that_vllm_ascend_would_leave_without_tokens_are_refused(flags, is_refused, on_ascend, model):
     found = reason(model, **flags) or ""
     assert ("keeps tokens from the first pipeline stages" in found) is is_refused
     assert not is_refused or remedy_for(found) == "add --no-async-scheduling"
@@ -98,9 +91,7 @@ def test_stages_that_vllm_ascend_would_leave_without_tokens_are_refused(
         (48, {"kv_offloading_size": 1}, False, False),
     ],
 )
-def test_blocks_behind_windows_are_dropped_unless_others_read_them(
-    window: int | None, flags: dict[str, Any], in_place: bool, drops: bool, model: ModelConfig
-) -> None:
+def test_blocks_behind_windows_are_dropped_unless_others_read_them(window, flags, in_place, drops, model):
     windowed: Any = SimpleNamespace(get_sliding_window=lambda: window)
     assert drops_blocks(AsyncEngineArgs(model=model.model, **flags), windowed, in_place=in_place) is drops
 
@@ -130,7 +121,7 @@ def several(*names: str) -> KVTransferConfig:
         {"kv_transfer_config": several("NixlConnector", "OffloadingConnector")},
     ],
 )
-def test_supported(model: ModelConfig, flags: dict[str, Any]) -> None:
+def test_supported(model, flags):
     assert reason(model, **flags) is None
 
 
@@ -154,14 +145,14 @@ def test_supported(model: ModelConfig, flags: dict[str, Any]) -> None:
         ({"kv_transfer_config": several()}, "it names no connector"),
     ],
 )
-def test_refused(model: ModelConfig, flags: dict[str, Any], words: str) -> None:
+def test_refused(model, flags, words):
     """With the reason, and with advice."""
     given = reason(model, **flags) or ""
     assert words in given
     assert advice_for(given)
 
 
-def test_an_allocator_that_vllm_refuses_beside_connectors(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocator_that_vllm_refuses_beside_connectors(model, monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:True")
     assert "has expandable_segments:True" in (reason(model) or "")
     assert reason(model, enable_sleep_mode=True) is None
@@ -171,7 +162,7 @@ def test_an_allocator_that_vllm_refuses_beside_connectors(model: ModelConfig, mo
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint8])
-def test_a_quantized_cache_that_a_checkpoint_asks_for(dtype: torch.dtype) -> None:
+def test_a_quantized_cache_that_a_checkpoint_asks_for(dtype):
     model = Model(Rope(64, True), Layer(num_kv_heads=2, head_size=64))
     kv_caches = {"model.layers.0.attn": torch.zeros(4, 2, 32, 128, dtype=dtype)}
     with pytest.raises(UnsupportedModelError, match="quantized KV cache"):
@@ -194,14 +185,8 @@ def config(model: ModelConfig) -> VllmConfig:
     ],
 )
 def test_why_blocks_are_not_shared_in_place_or_attended_to(
-    part: str,
-    field: str,
-    value: Any,
-    in_place: str,
-    attending: str,
-    config: VllmConfig,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    part, field, value, in_place, attending, config, monkeypatch
+):
     monkeypatch.setattr(getattr(config, part), field, value)
     assert in_place in str(in_place_reason(config))
     assert attending in str(attention_reason(config))
@@ -218,14 +203,12 @@ def test_why_blocks_are_not_shared_in_place_or_attended_to(
         ("fp8", replace(UNKNOWN, strategy=PositionStrategy.PARALLEL), False),
     ],
 )
-def test_keys_of_a_quantized_cache_turn_only_where_that_was_chosen(
-    dtype: str, strategy: DefaultStrategy, is_refused: bool
-) -> None:
+def test_keys_of_a_quantized_cache_turn_only_where_that_was_chosen(dtype, strategy, is_refused):
     assert ("rounds them once more" in str(turning_reason(dtype, strategy))) == is_refused
 
 
 @pytest.mark.parametrize(("method", "words"), [("ngram", "None"), ("draft_model", "drafts tokens")])
-def test_a_model_that_drafts_tokens_does_not_attend(model: ModelConfig, method: str, words: str) -> None:
+def test_a_model_that_drafts_tokens_does_not_attend(model, method, words):
     drafts = {"method": method, "num_speculative_tokens": 2, **({"model": model.model} if method != "ngram" else {})}
     arguments = AsyncEngineArgs(model=model.model, dtype="float32", speculative_config=drafts)
     assert words in str(attention_reason(arguments.create_engine_config()))
@@ -234,8 +217,6 @@ def test_a_model_that_drafts_tokens_does_not_attend(model: ModelConfig, method: 
 @pytest.mark.parametrize(
     ("others", "words"), [(["OffloadingConnector"], "None"), (["NixlConnector"], "lack the chunks")]
 )
-def test_connectors_that_pass_on_blocks_keep_requests_from_attending(
-    others: list[str], words: str, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connectors_that_pass_on_blocks_keep_requests_from_attending(others, words, config, monkeypatch):
     monkeypatch.setattr(config, "kv_transfer_config", several("ChunkCacheConnector", *others))
     assert words in str(attention_reason(config))

@@ -49,12 +49,9 @@ def test_another_segment_engine_or_worker_is_refused(field, value):
         unpack_file(data, LABEL)
 
 
-def test_safetensors_own_library_reads_it():
+def test_a_file_says_what_it_is_and_safetensors_own_library_reads_it():
     found = load(pack_file(LABEL, tensors()))
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors().items())
-
-
-def test_a_file_says_what_it_is():
     assert label_of(pack_file(LABEL, tensors())) == LABEL
     for other in (b"", save(tensors()), save(tensors(), {"key": "x"})):
         with pytest.raises(ChunkFileError):

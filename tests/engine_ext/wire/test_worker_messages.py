@@ -38,14 +38,11 @@ OF_SEGMENTS = [
 OF_BLOCKS = [StageBlocks("a", "b", ["0c"]), ReleaseBlocks("a"), DropBlocks("b"), StopBlocks(), CountBlocks()]
 
 
-def test_messages_and_answers_arrive_as_sent():
+def test_messages_and_answers_arrive_as_sent_and_others_are_refused():
     assert [segment_message(message.to_bytes()) for message in OF_SEGMENTS] == OF_SEGMENTS
     assert [block_message(message.to_bytes()) for message in OF_BLOCKS] == OF_BLOCKS
     answer = Answer("", "file", "fetched", 3, [("file", "hit")], {"file": 9}, 2, ["0a"], b"\xff")
     assert Answer.from_bytes(answer.to_bytes()) == answer
-
-
-def test_messages_for_blocks_and_fields_of_another_type_are_refused():
     wrong = msgspec.msgpack.encode({"type": "ListRecords", "fingerprint": 5})
     for message in [*(each.to_bytes() for each in OF_BLOCKS), wrong]:
         with pytest.raises(msgspec.ValidationError):

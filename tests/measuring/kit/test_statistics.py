@@ -6,7 +6,7 @@ import numpy as np
 from measuring.kit.statistics import interval
 
 
-def test_the_interval_has_the_mean_in_it_and_grows_with_confidence():
+def test_intervals_have_the_mean_in_them_as_often_as_promised():
     values = [0.0] * 30 + [1.0] * 70
     low, high = interval(values, 0.95)
     assert 0.6 < low < 0.65  # 0.7 - 1.96 * sqrt(0.7 * 0.3 / 100) = 0.61
@@ -14,9 +14,6 @@ def test_the_interval_has_the_mean_in_it_and_grows_with_confidence():
     wider = interval(values, 0.99)
     assert wider[0] < low < high < wider[1]
     assert interval(values, 0.95) == (low, high)  # the same each time
-
-
-def test_about_as_many_intervals_have_the_true_mean_as_promised():
     random = np.random.default_rng(0)
     intervals = [interval(random.binomial(1, 0.6, 60), 0.8) for _ in range(150)]
     covered = np.mean([low <= 0.6 <= high for low, high in intervals])

@@ -18,13 +18,10 @@ def test_lengths_are_exact_with_a_byte_level_model(tokens, model):
         assert (len(text), len(Document(chunk).render())) == (tokens, tokens)
 
 
-def test_texts_are_short_rather_than_empty():
-    assert len(Texts("").text(1)) == len(Texts("").chunk(1)) == 1
-
-
-def test_the_seed_decides():
+def test_the_seed_decides_and_texts_are_short_rather_than_empty():
     assert Texts("a").chunks(3, 9) == Texts("a").chunks(3, 9) != Texts("b").chunks(3, 9)
     assert len(set(Texts("a").chunks(9, 20))) == 9
+    assert len(Texts("").text(1)) == len(Texts("").chunk(1)) == 1
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 9])

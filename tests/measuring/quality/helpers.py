@@ -39,17 +39,6 @@ def make_result(mode: str = "full", question: str = "1", text: str = "In Riga.",
 
 
 def make_settings(**fields) -> RunSettings:
-    settings = {
-        "questions": "q.jsonl",
-        "questions_sha256": "ab",
-        "modes": ("full", "shared"),
-        "model": None,
-        "server_arguments": (),
-        "served_model": "m",
-        "max_tokens": 64,
-        "refusal": REFUSAL,
-        "concurrency": 1,
-        "tessera": "0.1.0",
-        "vllm": "0.32.0",
-    }
-    return RunSettings(**settings | fields)
+    settings = {"questions": "q.jsonl", "questions_sha256": "ab", "modes": ("full", "shared"), "refusal": REFUSAL}
+    settings |= {"model": None, "server_arguments": (), "served_model": "m", "max_tokens": 64, "concurrency": 1}
+    return RunSettings(**settings | {"tessera": "0.1.0", "vllm": "0.32.0"} | fields)

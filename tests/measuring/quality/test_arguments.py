@@ -14,20 +14,12 @@ DTYPE = ("--dtype", DEFAULT_DTYPE)
 SERVER = ["--server", "http://localhost:8000"]
 
 
-def test_what_is_not_given():
-    args = parse(["m", "--questions", "data/q.jsonl"])
-    assert (args.model, args.server, args.server_arguments) == ("m", None, DTYPE)
-    assert (args.questions, args.demo, args.limit) == (Path("data/q.jsonl"), False, None)
-    assert (args.modes, args.max_tokens, args.concurrency) == (None, 64, 1)
-    assert evaluated(args.calibrates, ["offset%25"]) == ("full", "shared", "parallel", "offset")
-    assert (args.output, args.overwrite, args.refusal) == (Path("results/eval-q"), False, "I don't know")
-    assert args.chunks == (2, 4, 8, 16)
-
-
-def test_arguments_for_the_server_follow_two_dashes():
+def test_arguments_for_the_server_follow_two_dashes_and_modes_are_in_their_own_order():
     args = parse(["m", "--questions", "q", "--limit", "5", "--", "--max-tokens", "x", "--", "-y"])
     assert (args.limit, args.max_tokens) == (5, 64)
     assert args.server_arguments == (*DTYPE, "--max-tokens", "x", "--", "-y")
+    modes = "offset+25%,offset%25,offset,offset+15%,full,offset"
+    assert parse(["--demo", "--modes", modes]).modes == ("full", "offset", "offset%25", "offset+15%", "offset+25%")
 
 
 @pytest.mark.parametrize(
@@ -42,11 +34,6 @@ def test_arguments_for_the_server_follow_two_dashes():
 )
 def test_results_are_named_after_the_questions(given, output):
     assert parse(given).output == Path("results", output)
-
-
-def test_modes_are_in_their_own_order():
-    modes = "offset+25%,offset%25,offset,offset+15%,full,offset"
-    assert parse(["--demo", "--modes", modes]).modes == ("full", "offset", "offset%25", "offset+15%", "offset+25%")
 
 
 def test_a_calibration_has_every_mode():

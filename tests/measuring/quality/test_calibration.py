@@ -51,19 +51,13 @@ def test_the_quickest_within_the_tolerance_and_of_those_as_quick_the_best(accura
     assert [each.mode for each in kind.measured] == list(accuracies)
 
 
-def test_another_tolerance():
+def test_reuse_must_stay_within_the_tolerance_save_time_and_be_tried_often():
     accuracies = {"full": 0.9, "shared": 0.84}
     assert [profile(accuracies, tolerance=t)[0].mode for t in (0.0, 0.05, 0.06)] == ["full", "full", "shared"]
-
-
-def test_reuse_that_saves_no_time_or_often_fell_back_is_not_chosen():
     accuracies = {"full": 0.9, "shared": 0.9}
     assert profile(accuracies)[0].mode == "shared"
     assert profile(accuracies, times={"full": 0.1, "shared": 0.2})[0].mode == "full"
     assert profile(accuracies, missing={("shared", i) for i in range(20)})[0].mode == "full"
-
-
-def test_too_few_answers_say_nothing():
     (few,) = profile({"full": 1.0, "shared": 1.0}, count=LEAST_ANSWERS - 1)
     assert (few.mode, few.is_certain) == ("full", False)
     (enough,) = profile({"full": 1.0, "shared": 1.0}, count=LEAST_ANSWERS)
@@ -86,7 +80,7 @@ def test_answers_that_are_all_alike_are_certain_of_no_more_than_their_number_all
     assert (kind.mode, kind.is_certain) == ("shared", is_certain)
 
 
-def test_kinds_go_by_the_number_of_chunks():
+def test_kinds_go_by_the_number_of_chunks_and_are_not_certain_where_reuse_was_never_timed():
     results = [
         make_result(mode, f"{chunks}-{i}", text, chunks=chunks, ttft_s=MODES[mode], cache=make_report(mode))
         for chunks, of_shared in ((8, "Paris"), (2, "Riga"))
@@ -95,9 +89,6 @@ def test_kinds_go_by_the_number_of_chunks():
     ]
     found = kinds(rows_by_chunks(results, "I don't know"), 0.02)
     assert [(kind.min_chunks, kind.max_chunks, kind.mode) for kind in found] == [(2, 2, "shared"), (8, 8, "full")]
-
-
-def test_full_attention_is_not_certain_where_reuse_was_never_timed():
     results = [
         make_result(mode, f"{i}", chunks=2, cache=make_report(mode, *(() if mode == "full" else ("filled",))))
         for mode in ("full", "shared")

@@ -57,16 +57,9 @@ async def test_what_is_sent(server, ask, mode, cache):
     chunks = (Document("One.", title="A"), Document("Two."))
     await ask(mode, make_question(system="Answer.", chunks=chunks))
     (body,) = server.bodies(RAG)
-    assert body == {
-        "model": "m",
-        "system": "Answer.",
-        "chunks": [{"text": "One.", "title": "A"}, {"text": "Two."}],
-        "question": "Where is Falcon?",
-        "cache": cache,
-        "stream": True,
-        "temperature": 0,
-        "max_tokens": 32,
-    }
+    documents = [{"text": "One.", "title": "A"}, {"text": "Two."}]
+    asked = {"system": "Answer.", "chunks": documents, "question": "Where is Falcon?", "cache": cache}
+    assert body == {"model": "m", **asked, "stream": True, "temperature": 0, "max_tokens": 32}
     RagChatRequest(**body)
 
 
@@ -88,14 +81,12 @@ async def test_it_is_that_of_its_tokens_behind_the_words_before(server, judge):
     assert tokenized == [LEAD, said, f"{LEAD} No"]  # each once
 
 
-async def test_where_no_chunk_has_the_answer_the_refusal_is_judged_and_nothing_stands_before_it(server, judge):
+async def test_refusals_are_judged_where_no_chunk_has_the_answer_and_answers_in_another_mode_not(server, judge):
     server.forces = True
     (judged,) = await judge("")
     assert judged.logprob == -len("No idea") / 4
-
-
-async def test_an_answer_in_another_mode_has_none(server, judge):
     server.forces, server.reply = True, lambda _: Reply("", make_report("full", reason="capacity"))
+    server.requests.clear()
     assert await judge("Riga", "Riga") == [None, None]
     assert len(server.forced()) == 2
 
@@ -189,15 +180,12 @@ async def test_failures_in_the_servers_words(server, ask, status, answer, kind, 
 # What a server is
 
 
-async def test_a_server_is_described_and_gets_the_api_key(server, ask, describe):
+async def test_a_server_is_described_and_gets_the_api_key_if_there_is_one(server, ask, describe, unused_tcp_port):
     await ask(api_key="secret")
     assert await describe(f"{server.url}/", "secret") == ServerInfo("fake", "0.32.0", None, "full")
     assert server.authorizations == {"Bearer secret"}
     server.off = "ALiBi"
     assert await describe() == ServerInfo("fake", "0.32.0", "ALiBi", "full")
-
-
-async def test_no_server(describe, unused_tcp_port):
     with pytest.raises(SetupError, match=rf"^no server at http://127.0.0.1:{unused_tcp_port}: "):
         await describe(f"http://127.0.0.1:{unused_tcp_port}")
 

@@ -7,20 +7,17 @@ from collections import Counter
 
 from measuring.quality.questions.demo import demo_questions
 from measuring.quality.questions.demo_episodes import Shape, make_episode
-from measuring.quality.questions.demo_language import ATTRIBUTES, UNKNOWN, Words, split_of
+from measuring.quality.questions.demo_language import UNKNOWN, split_of
 from measuring.quality.questions.plain_english import CHUNKS
 
 QUESTIONS = demo_questions(60, numbers=CHUNKS)
 
 
-def test_so_many_for_each_number_of_chunks() -> None:
+def test_so_many_for_each_number_of_chunks_in_other_orders() -> None:
     assert Counter(len(question.chunks) for question in QUESTIONS) == dict.fromkeys(CHUNKS, 60)
     assert len({question.id for question in QUESTIONS}) == len(QUESTIONS)
     assert demo_questions(60, numbers=CHUNKS) == QUESTIONS
     assert demo_questions(7, numbers=CHUNKS) == [question for i, question in enumerate(QUESTIONS) if i % 60 < 7]
-
-
-def test_documents_stand_in_another_order_for_each_question() -> None:
     sixteen = [question.chunks for question in QUESTIONS if len(question.chunks) == 16][:5]
     assert len({frozenset(chunks) for chunks in sixteen}) == 1
     assert len(set(sixteen)) == 5
@@ -36,23 +33,12 @@ def test_answers_are_told_and_names_are_held_out() -> None:
         assert {split_of(name) for name in entity.split()} == {"heldout"}
 
 
-def test_names_and_values_are_of_the_split_that_they_were_drawn_for() -> None:
-    for split in ("train", "heldout"):
-        words = Words(random.Random(1), split)
-        assert {split_of(words.name()) for _ in range(200)} == {split}
-        names = [value(words) for kind in ATTRIBUTES.values() for value in kind.values() if value is Words.name]
-        assert {split_of(name) for name in names} == {split}
-
-
-def test_an_episode_is_a_function_of_the_generator() -> None:
+def test_an_episode_is_a_function_of_the_generator_within_its_shape() -> None:
     shape = Shape(chunks=6, questions=12)
     one, same, other = (make_episode(random.Random(seed), "train", shape) for seed in (3, 3, 4))
     assert one == same != other
     for question in one.questions:
         assert question.value is not None or question.answer == UNKNOWN
-
-
-def test_shape_bounds_what_is_drawn() -> None:
     plain = Shape(chunks=3, questions=9, facts=(2, 2), unknown=0.0, extras=False)
     episode = make_episode(random.Random(5), "train", plain)
     assert len(episode.documents) == 3

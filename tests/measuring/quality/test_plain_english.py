@@ -64,24 +64,22 @@ def test_an_answer_stands_where_it_should(kind):
             assert not any(contains(text, [answer]) for text in (asked.question, *before)), asked.name
 
 
-def test_the_sentence_with_the_answer_refers_back():
+def test_questions_are_of_their_kinds():
     for asked in of_kind("refers-back"):
         first, *others = re.split(r"(?<=[.!?]) ", asked.passages[0])
         assert not contains(first, asked.answers[:1]), asked.name
         sentence = next(sentence for sentence in others if contains(sentence, asked.answers[:1]))
         assert PRONOUNS.search(sentence), asked.name
-
-
-def test_the_passage_with_the_answer_has_no_word_of_the_question():
     for asked in of_kind("chain", "paraphrased"):
         assert not content(asked.question) & content(asked.passages[-1]), asked.name
-
-
-def test_the_first_passage_of_a_chain_names_what_the_second_is_about():
     for asked in of_kind("chain"):
         first, second = asked.passages
         assert is_named(second, first), asked.name
         assert not content(asked.question) <= content(first), asked.name
+    for asked in of_kind("unanswerable"):
+        assert all(is_named(passage, asked.passages[0]) for passage in asked.apart), asked.name
+    by_question = Counter(asked.question for asked in GENERATED.questions if asked.kind == "paraphrased")
+    assert set(by_question.values()) == {1}
 
 
 def test_all_passages_that_count_are_known():
@@ -92,16 +90,6 @@ def test_all_passages_that_count_are_known():
         assert len(asked.passages) == 8, asked.name
         assert set(asked.passages) == texts & set(GENERATED.topics[asked.topic]), asked.name
         assert asked.topic == "towns" or texts == set(asked.passages), asked.name
-
-
-def test_of_a_broken_chain_the_second_passage_stays_apart():
-    for asked in of_kind("unanswerable"):
-        assert all(is_named(passage, asked.passages[0]) for passage in asked.apart), asked.name
-
-
-def test_paraphrases_are_about_one_person():
-    by_question = Counter(asked.question for asked in GENERATED.questions if asked.kind == "paraphrased")
-    assert set(by_question.values()) == {1}
 
 
 @pytest.mark.parametrize("long", [False, True])

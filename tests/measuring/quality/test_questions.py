@@ -57,21 +57,11 @@ def load(tmp_path):
 # Tessera's own format
 
 
-def test_all_fields(load):
-    record = {
-        "id": "a",
-        "system": "Answer.",
-        "chunks": ["One.", {"title": "B", "text": "Two."}, {"text": "Three."}],
-        "question": "Which?",
-        "answers": ["one", "two"],
-        "kind": "hard",
-        "metadata": {"anything": [1]},
-    }
+def test_all_fields_and_what_may_be_left_out(load):
+    record = {"id": "a", "system": "Answer.", "chunks": ["One.", {"title": "B", "text": "Two."}, {"text": "Three."}]}
+    record |= {"question": "Which?", "answers": ["one", "two"], "kind": "hard", "metadata": {"anything": [1]}}
     chunks = (Document("One."), Document("Two.", title="B"), Document("Three."))
     assert load(record) == [Question("a", "Answer.", chunks, "Which?", ("one", "two"), "hard")]
-
-
-def test_what_may_be_left_out(load):
     question = {"chunks": ["One."], "question": "Which?"}
     assert load(OWN, "", "  \r", {**question, "answer": "one"}, {**question, "answers": []}) == [
         Question("1", "", (Document("One."),), "Which?", ("one",)),
@@ -106,21 +96,15 @@ def test_hotpotqa_and_2wikimultihopqa(load):
     assert load(HOTPOT) == load(f"[{json.dumps(HOTPOT)}]") == expected
     (other,) = load(HOTPOT, refusal="Not in the documents.")
     assert other.system.endswith("say: Not in the documents.")
-
-
-def test_paragraphs_without_text_are_left_out(load):
     (question,) = load({**HOTPOT, "context": [["Empty", []], ["Blank", [" "]], ["Elgava", ["It is on the Svēte."]]]})
     assert question.chunks == (Document("It is on the Svēte.", title="Elgava"),)
 
 
-def test_musique_has_a_question_twice(load):
+def test_musique_has_a_question_twice_and_longbench_passages(load):
     answerable, not_answerable = load(MUSIQUE, {**MUSIQUE, "answerable": False})
     chunks = (Document("Falcon is at Elgava.", title="Falcon"), Document("Founded by Ana Kalns.", title="Elgava"))
     assert answerable == Question("2hop__1_2", SYSTEM, chunks, MUSIQUE["question"], ("Ana Kalns", "A. Kalns"))
     assert not_answerable == Question("2hop__1_2 (unanswerable)", SYSTEM, chunks, MUSIQUE["question"], ())
-
-
-def test_longbench_passages(load):
     chunks = (Document("Falcon is in Riga.\nIt flies.", title="Falcon"), Document("No more than a line."))
     assert load(LONGBENCH) == [Question("e1", SYSTEM, chunks, "Where is Falcon?", ("Riga", "in Riga"))]
     (unanswerable,) = load({**LONGBENCH, "answers": ["unanswerable", "unanswerable"]})  # Qasper's word

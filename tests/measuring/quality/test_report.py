@@ -37,7 +37,7 @@ def printed(rows, **options) -> str:
     return stream.getvalue()
 
 
-def test_tables_have_a_line_for_each_row(rows):
+def test_tables_have_a_line_for_each_row_and_the_most_frequent_reasons(rows):
     text = printed(rows)
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
     accuracy, speed = lines[: len(rows)], lines[len(rows) :]
@@ -47,6 +47,11 @@ def test_tables_have_a_line_for_each_row(rows):
     assert speed[1] == ["all", "shared", "0.040", "–", "0.0", "0", "1"]
     assert speed[2] == ["all", "offset", "–", "–", "–", "12", "0"]
     assert [line[:2] for line in accuracy] == [[row.chunks, row.mode] for row in rows]
+    lines = printed(rows).splitlines()
+    assert "offset: ran in full attention instead, 1 ×: [red] 2-0" in lines
+    assert "offset: ran in full attention instead: 9 more reasons in the summary" in lines
+    assert "shared: refused by the server, 1 ×: too long" in lines
+    assert "…" not in printed(rows, width=20)  # without a terminal nothing is cut off
 
 
 def test_kinds_of_questions_have_a_table_of_their_own():
@@ -60,14 +65,6 @@ def test_kinds_of_questions_have_a_table_of_their_own():
     assert ["count", "full", "1", sure, "–", "–", "–"] in lines
     differences = ["+0.0 (+0.0 to +0.0)", "+0.00 (+0.00 to +0.00)", "0.000 (0.000 to 0.000)"]
     assert ["count", "offset", "1", sure, *differences] in lines
-
-
-def test_the_most_frequent_reasons_are_printed_as_they_are(rows):
-    lines = printed(rows).splitlines()
-    assert "offset: ran in full attention instead, 1 ×: [red] 2-0" in lines
-    assert "offset: ran in full attention instead: 9 more reasons in the summary" in lines
-    assert "shared: refused by the server, 1 ×: too long" in lines
-    assert "…" not in printed(rows, width=20)  # without a terminal nothing is cut off
 
 
 def test_the_summary_has_every_figure(rows, tmp_path):

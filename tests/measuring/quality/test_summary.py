@@ -22,16 +22,13 @@ def overall(results, mode: str) -> Row:
     return rows(results, mode)["all"]
 
 
-def test_scores_are_means_over_the_answers():
+def test_scores_are_means_and_refusals_right_where_there_is_no_answer():
     texts = ["Riga", "In Riga.", "In Paris.", "I don't know"]
     row = overall([make_result("full", str(i), text) for i, text in enumerate(texts)], "full")
     assert (row.answers, row.accuracy.mean, row.exact_match) == (4, 0.5, 0.25)
     assert row.f1 == pytest.approx((1 + 2 / 3) / 4)
     assert 0 <= row.accuracy.low < 0.5 < row.accuracy.high <= 1
     assert row.difference is None
-
-
-def test_refusals_are_right_where_there_is_no_answer():
     results = [
         make_result("full", "1", "I don't know.", answers=()),
         make_result("full", "2", "Riga", answers=()),
@@ -71,9 +68,6 @@ def test_answers_in_another_mode_and_refused_requests_are_counted_apart():
     assert (row.answers, row.accuracy.mean, row.ttft_cached_s, row.ttft_computed_s) == (1, 1.0, 1.0, None)
     assert row.fell_back == {"the chunk cache is off": 2, "the server gave no reason": 2}
     assert row.refused == {"too long": 1}
-
-
-def test_where_nothing_ran_as_asked_there_is_nothing_but_the_reason():
     row = overall([make_result("shared", cache=make_report("full", reason="off")), make_result("full")], "shared")
     shown = (row.answers, row.accuracy, row.difference, row.f1, row.ttft_computed_s, row.reused_share, row.fell_back)
     assert shown == (0, None, None, None, None, None, {"off": 1})
@@ -93,14 +87,11 @@ def test_the_difference_is_over_questions_that_ran_in_both_modes():
     assert overall([make_result("shared"), make_result("offset")], "offset").difference is None
 
 
-def test_rows_are_by_chunks_and_mode():
+def test_rows_are_by_chunks_mode_and_kind():
     results = [make_result(mode, f"{n}", chunks=n) for n in (16, 2, 4) for mode in ("offset", "full")]
     assert [(row.chunks, row.mode) for row in summarize(results, REFUSAL)] == [
         (chunks, mode) for chunks in ("all", "2", "4", "16") for mode in ("full", "offset")
     ]
-
-
-def test_rows_are_by_kind_too_over_all_numbers_of_chunks():
     results = [
         make_result(mode, f"{kind}-{n}", "Riga" if mode == "full" else "Paris", chunks=n, kind=kind)
         for kind in ("plain", "count")

@@ -138,14 +138,11 @@ def test_errors_of_usage_are_one_line(change, message, argv, fakes, tmp_path, mo
     assert fakes.servers == {}
 
 
-def test_without_names_all_workloads_are_chosen():
+def test_workloads_by_name_and_flags_that_may_be_abbreviations_of_ours():
     assert parse(["--long"]).workloads == list(WORKLOADS)
     assert parse([]).workloads == ["context", "chat", "load"]
     assert parse(["placement"]).workloads == ["placement"]
     assert parse(["chat", "context", "chat", "--long"]).workloads == ["chat", "context"]
-
-
-def test_flags_of_the_servers_may_be_abbreviations_of_ours():
     args = parse(["--out", "x", "--lon"])
     assert (args.output, args.long) == (Path("build", "bench"), False)
     assert args.flags == (*DEFAULT_FLAGS, "--out", "x", "--lon")

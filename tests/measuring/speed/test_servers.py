@@ -29,15 +29,11 @@ async def test_servers_are_started_once_and_stopped_at_the_end(tmp_path):
 
 
 @pytest.mark.usefixtures("small_processes")
-async def test_a_server_that_does_not_start_is_named_with_its_log_and_last_words(tmp_path):
+async def test_a_server_that_does_not_start_or_dies_is_named_with_its_log(tmp_path):
     async with Servers("model", ("--die",), tmp_path) as servers:
         with pytest.raises(ServerError) as error:
             await servers.get("stock")
     assert str(error.value) == f"stock didn't start: error: out of luck; its log is {tmp_path / 'stock.log'}"
-
-
-@pytest.mark.usefixtures("small_processes")
-async def test_a_server_that_dies_is_named_with_its_log(tmp_path):
     async with Servers("model", ("--fail",), tmp_path) as servers:
         server = await servers.get("tessera")
         with pytest.raises(ServerError) as error:

@@ -16,14 +16,11 @@ def samples(system, values, point="p", first_round=1, workload="w", value="ttft_
     ]
 
 
-def test_a_ratio_is_taken_within_each_round():
+def test_ratios_and_growth_are_taken_within_each_round():
     """The machine is ten times slower in the last round; both sides met that."""
     verdict = evaluate(RATIO, [*samples("stock", [2.0, 4.0, 60.0]), *samples("warm", [1.0, 1.0, 10.0])])
     assert (verdict.value, verdict.n, verdict.outcome) == (4.0, 3, None)
     assert 2.0 <= verdict.low <= verdict.value <= verdict.high <= 6.0
-
-
-def test_growth_is_taken_within_each_round():
     taken = [*samples("warm", [1.0, 2.0, 3.0], point="a"), *samples("warm", [4.0, 8.0, 9.0, 8.0], point="b")]
     verdict = evaluate(Growth("w", "a", "b", "ttft_s", "warm", at_most=4.0), taken)
     assert (verdict.value, verdict.n, verdict.high) == (4.0, 3, 4.0)

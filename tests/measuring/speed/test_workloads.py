@@ -26,15 +26,6 @@ def user_text(body):
     return body["messages"][-1]["content"]
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize("is_long", [False, True])
-def test_what_a_workload_says_of_itself(name, is_long):
-    workload = WORKLOADS[name](options(is_long=is_long))
-    assert workload.name == name
-    assert all((workload.title, workload.axis, workload.sizes()))
-    assert {claim.workload for claim in workload.claims()} == {name}
-
-
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", WORKLOADS)
 async def test_everything_claimed_is_measured_once_a_round(name, fakes, tmp_path):
@@ -78,12 +69,15 @@ async def test_a_round_of_context(fakes, monkeypatch):
     assert warm["cache"]["mode"] == "chunked"
 
 
-def test_points_of_the_context_are_its_length_and_may_be_chosen():
+def test_points_of_the_context_may_be_chosen_and_workloads_share_no_text():
     growth = [claim for claim in Context(options(is_long=True)).claims() if isinstance(claim, Growth)]
     assert {(claim.first, claim.last) for claim in growth} == {("1024", "16384")}
     workload = Context(options(context_tokens=(1024, 8192)))
     assert workload.sizes()["chunks"] == [2, 16]
     assert {claim.point for claim in workload.claims()} == {"1024", "8192"}
+    texts = [options().texts(name).text(40) for name in WORKLOADS]
+    assert len(set(texts)) == len(texts)
+    assert options(seed=1).texts("context").text(40) not in texts
 
 
 def reporting(**fields):
@@ -145,12 +139,6 @@ async def test_chat_takes_turns_and_compares_texts(fakes):
     texts = [user_text(body) for body in fakes.servers["stock"].bodies(CHAT)]
     assert len(set(texts)) == len(texts) == 9 * (1 + ROUNDS)
     assert {len(text) for text in texts} == {128}
-
-
-def test_workloads_share_no_text():
-    texts = [options().texts(name).text(40) for name in WORKLOADS]
-    assert len(set(texts)) == len(texts)
-    assert options(seed=1).texts("context").text(40) not in texts
 
 
 @pytest.mark.usefixtures("small")

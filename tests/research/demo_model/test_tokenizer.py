@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 from research.demo_model.tokenizer import SPECIAL_TOKENS, VOCABULARY
 
 
-def test_vocabulary(tokenizer: Any) -> None:
+def test_vocabulary_numbers_and_chat_template(tokenizer: Any) -> None:
     assert len(tokenizer) == VOCABULARY
     assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [0, 1, 2, 3]
-
-
-def test_numbers_are_pairs_of_digits(tokenizer: Any) -> None:
     pieces = [tokenizer.decode([token]) for token in tokenizer("is 73421.")["input_ids"]]
     assert pieces[-4:] == [" 73", "42", "1", "."]
+    messages = [{"role": "user", "content": "Who?"}]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert rendered == "<|system|>Answer from the documents.<|end|><|user|>Who?<|end|><|assistant|>"
+    messages.insert(0, {"role": "system", "content": "Be brief."})
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "<|system|>Be brief.<|end|><|user|>Who?<|end|>"
 
 
 def test_text_comes_back(tokenizer: Any) -> None:
@@ -25,11 +27,3 @@ def test_text_comes_back(tokenizer: Any) -> None:
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
     check()
-
-
-def test_chat_template(tokenizer: Any) -> None:
-    messages = [{"role": "user", "content": "Who?"}]
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert rendered == "<|system|>Answer from the documents.<|end|><|user|>Who?<|end|><|assistant|>"
-    messages.insert(0, {"role": "system", "content": "Be brief."})
-    assert tokenizer.apply_chat_template(messages, tokenize=False) == "<|system|>Be brief.<|end|><|user|>Who?<|end|>"

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from research.demo_model.batches import Encoder
 from research.demo_model.curriculum import CURRICULUM, Answering, Copying, Stage, within
 from research.demo_model.model import MAX_LENGTH
 from research.demo_model.train import finish, main, train
@@ -36,7 +35,7 @@ def run(folder: Path, *arguments: str) -> int:
     return main(["--work-dir", str(folder), "--out", str(folder / "model"), *arguments])
 
 
-def test_going_on_gives_the_same_losses_as_not_stopping(small: None, tmp_path: Path) -> None:
+def test_going_on_gives_the_same_losses_as_not_stopping(small, tmp_path):
     assert run(tmp_path / "whole") == 0
     for steps in ("3", "5", "100"):
         assert run(tmp_path / "parts", "--steps", steps) == 0
@@ -44,9 +43,7 @@ def test_going_on_gives_the_same_losses_as_not_stopping(small: None, tmp_path: P
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
 
 
-def test_an_interrupt_leaves_a_checkpoint_to_go_on_from(
-    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_leaves_a_checkpoint_to_go_on_from(small, tmp_path, monkeypatch):
     import os
     import signal
 
@@ -64,7 +61,7 @@ def test_an_interrupt_leaves_a_checkpoint_to_go_on_from(
     assert len(losses(tmp_path)) == 8
 
 
-def test_the_finished_model_loads_and_its_card_says_how_it_was_made(small: None, tmp_path: Path) -> None:
+def test_the_finished_model_loads_and_its_card_says_how_it_was_made(small, tmp_path):
     trainer = Trainer(5, "cpu")
     train(trainer, None, tmp_path / "checkpoint.pt", 100)
     finish(trainer, tmp_path / "model")
@@ -80,12 +77,12 @@ def test_the_finished_model_loads_and_its_card_says_how_it_was_made(small: None,
     assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template
 
 
-def test_another_seed_is_refused(small: None, tmp_path: Path) -> None:
+def test_another_seed_is_refused(small, tmp_path):
     assert run(tmp_path, "--steps", "1") == 0
     assert run(tmp_path, "--steps", "2", "--seed", "1") == 2
 
 
-def test_a_folder_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "notes.txt").write_text("mine")
     assert run(tmp_path, "--steps", "1") == 2
@@ -93,14 +90,14 @@ def test_a_folder_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoint.pt").exists()
 
 
-def test_a_few_steps_improve_the_loss(tmp_path: Path) -> None:
+def test_a_few_steps_improve_the_loss(tmp_path):
     """A minute with AVX-512, ten without."""
     assert run(tmp_path, "--steps", "10") == 0
     assert losses(tmp_path)[-1] < losses(tmp_path)[0]
     assert not (tmp_path / "model").exists()
 
 
-def test_prompts_fit_in_the_positions(encoder: Encoder) -> None:
+def test_prompts_fit_in_the_positions(encoder):
     assert within(MAX_LENGTH) == list(CURRICULUM)
     for stage in within(512):
         for sample in stage.task.samples(random.Random(0), "train", encoder, 8192):
@@ -108,7 +105,7 @@ def test_prompts_fit_in_the_positions(encoder: Encoder) -> None:
             assert len(sample.system) + sum(map(len, sample.chunks)) + longest <= 512
 
 
-def test_an_end_of_half_its_length(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_end_of_half_its_length(small, tmp_path, capsys):
     assert run(tmp_path, "--end", "0.5", "--steps", "1") == 0
     assert run(tmp_path) == 2
     assert "--end 0.5 --positions 8192: remove it to start over" in capsys.readouterr().err
@@ -116,7 +113,7 @@ def test_an_end_of_half_its_length(small: None, tmp_path: Path, capsys: pytest.C
     assert len(losses(tmp_path)) == 4 + 2
 
 
-def test_one_kind_of_attention_alone(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_kind_of_attention_alone(small, tmp_path, capsys):
     assert run(tmp_path, "--attention", "full", "--steps", "2") == 0
     assert run(tmp_path) == 2
     options = "--attention full --end 1.0 --positions 8192"

@@ -18,8 +18,8 @@ from kernels.torch_copier import TorchCopier
 from measuring.kit.client import ServerError
 from measuring.speed import servers
 from research.device import cases, checklist, command, copies, exactness, speed
-from research.device.checklist import CHECKS, Check
-from research.device.command import Defaults, main, parse
+from research.device.checklist import Check
+from research.device.command import Defaults, main
 from research.device.context import Context
 from research.device.devices import find_device
 from research.device.engine import Engine, EngineOptions
@@ -52,15 +52,6 @@ async def test_the_torch_copier_is_right(dtype):
     finding = await copies.compare(cases.cases(device, [dtype])[::3], device, TorchCopier)
     assert "12 cases by torch are right" in finding.message
     assert finding.values["worst_error_of_allowed"] <= 1
-
-
-def test_every_layout_meets_every_dtype_style_width_and_size():
-    chosen = cases.cases(find_device("cpu"), (torch.float32, torch.float16, torch.bfloat16))
-    assert len(chosen) == 7 * 3 * 2 * 2
-    for layout in find_device("cpu").layouts:
-        of_layout = [case for case in chosen if case.layout == layout]
-        assert len({(case.dtype, case.is_neox, case.is_partial) for case in of_layout}) == 12
-        assert len({(case.block_size, case.page_tokens) for case in of_layout}) == 9
 
 
 class TurnsBack(TorchCopier):
@@ -323,21 +314,6 @@ def test_what_makes_no_sense_is_refused_in_words(argv, words, capsys):
         main(argv, DEFAULTS)
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kind", ["cuda", "npu"])
-def test_the_help_lists_the_checks_of_the_device(kind, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"], replace(DEFAULTS, kind=kind))
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    assert all((f"  {check.name} " in shown) == (kind in check.kinds) for check in CHECKS)
-
-
-def test_flags_of_the_server_come_after_two_dashes():
-    args = parse(["--dtype", "float32", "--", "--kv-cache-memory-bytes", "8G"], DEFAULTS)
-    assert args.flags == ("--kv-cache-memory-bytes", "8G")
-    assert args.dtype == "float32"
 
 
 @pytest.mark.parametrize(("kind", "words"), [("cuda", "no NVIDIA GPU at hand"), ("npu", "no Ascend NPU at hand")])

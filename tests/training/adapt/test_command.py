@@ -37,7 +37,7 @@ def adapt(folder: Path, documents: Path, tmp_path: Path) -> Any:
     return run
 
 
-def test_a_run(adapt: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_goes_on_with_more_steps(adapt, folder, tmp_path, capsys):
     assert adapt("--positions", "all", "--rank", "2") == 0
     facts = json.loads((tmp_path / "out" / "adapted.json").read_text())
     assert (facts["step"], facts["rank"]) == (3, 2)
@@ -50,11 +50,14 @@ def test_a_run(adapt: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert [line["step"] for line in checks] == [0, 3]
     assert all(set(line["held_out"]) == {"offset", "shared", "parallel"} for line in checks)
     assert "tessera calibrate" in capsys.readouterr().err
+    assert adapt("--positions", "all", "--rank", "2", "--steps", "5") == 0
+    assert "resuming from step 3" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "adapted.json").read_text())["step"] == 5
+    lines = [json.loads(line) for line in (tmp_path / "work" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5]
 
 
-def test_an_interrupted_run_is_resumed(
-    adapt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_run_is_resumed(adapt, tmp_path, monkeypatch, capsys):
     step = Trainer.train_step
 
     def interrupted(trainer: Trainer) -> float:
@@ -71,16 +74,7 @@ def test_an_interrupted_run_is_resumed(
     assert json.loads((tmp_path / "out" / "adapted.json").read_text())["step"] == 3
 
 
-def test_a_finished_run_goes_on_with_more_steps(adapt: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert adapt() == 0
-    assert adapt("--steps", "5") == 0
-    assert "resuming from step 3" in capsys.readouterr().err
-    assert json.loads((tmp_path / "out" / "adapted.json").read_text())["step"] == 5
-    lines = [json.loads(line) for line in (tmp_path / "work" / "log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5]
-
-
-def test_another_run_in_the_same_place(adapt: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_run_in_the_same_place(adapt, capsys):
     assert adapt() == 0
     capsys.readouterr()
     assert adapt("--seed", "1") == 2
@@ -89,7 +83,7 @@ def test_another_run_in_the_same_place(adapt: Any, capsys: pytest.CaptureFixture
     assert "loading the model" not in told
 
 
-def test_a_folder_in_use_is_left_alone(adapt: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_in_use_is_left_alone(adapt, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "letter.txt").write_text("mine")
     assert adapt() == 2
@@ -105,14 +99,12 @@ def test_a_folder_in_use_is_left_alone(adapt: Any, tmp_path: Path, capsys: pytes
         (["--documents", "/absent"], "/absent is not a folder"),
     ],
 )
-def test_wrong_options(adapt: Any, capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
+def test_wrong_options(adapt, capsys, options, words):
     assert adapt(*options) == 2
     assert words in capsys.readouterr().err
 
 
-def test_no_model_or_too_little_memory(
-    adapt: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_model_or_too_little_memory(adapt, monkeypatch, capsys):
     assert adapt(model="absent/model") == 2
     assert "no files of absent/model" in capsys.readouterr().err
     memory = psutil.virtual_memory()._replace(available=1 << 30)
@@ -132,9 +124,7 @@ def test_no_model_or_too_little_memory(
         ("float32", {"avx512_bf16"}, "cpu", "float32"),
     ],
 )
-def test_a_model_is_trained_in_its_dtype_where_that_is_quick(
-    own: str, flags: set[str], device: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_trained_in_its_dtype_where_that_is_quick(own, flags, device, expected, tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": own}))
     monkeypatch.setattr(processor, "cpu_flags", lambda: frozenset(flags))
     assert command._dtype(tmp_path, device) == getattr(torch, expected)

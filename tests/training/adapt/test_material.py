@@ -56,13 +56,10 @@ def test_any_text_gives_tasks(text: str) -> None:
     assert all(task_across([text, text, TEXT], random.Random(seed)).question for seed in range(20))
 
 
-def test_samples_are_a_function_of_seed_and_step(material: Material) -> None:
+def test_samples_are_a_function_of_seed_and_step_and_held_out_passages_are_never_trained(material: Material) -> None:
     assert material.sample("train", 0, 5) == material.sample("train", 0, 5)
     assert material.sample("train", 0, 5) != material.sample("train", 0, 6)
     assert material.sample("train", 0, 5) != material.sample("train", 1, 5)
-
-
-def test_held_out_passages_are_never_trained(material: Material) -> None:
     chunks = {
         part: {chunk.packed for step in range(60) for chunk in material.sample(part, 0, step).prompt.chunks}
         for part in ("train", "heldout")

@@ -57,14 +57,12 @@ def test_gradients_flow_through_turned_keys(model: Any) -> None:
     assert float(weight.grad.abs().max()) > 0
 
 
-def test_a_wrong_turn_is_found_at_loading(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_turn_and_windows_are_refused(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     turned = adapted._turned
     monkeypatch.setattr(adapted, "_turned", lambda key, cos, sin: turned(key, cos, -sin))
     with pytest.raises(UnknownArchitectureError, match="its attention differs"):
         load(folder)
-
-
-def test_windows_are_refused(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     plain = adapted.AutoModelForCausalLM.from_pretrained
 
     def with_windows(*arguments: Any, **options: Any) -> Any:

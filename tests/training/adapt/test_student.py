@@ -2,7 +2,6 @@
 """The adapter in training: active in chunks alone, and saved as it was trained."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch import nn
 from app.prompt.tokenization import SegmentTokenizer
 from cache.positions.layout import unpack
 from tests.oracle import Oracle
-from training.adapt.material import Material
 from training.adapt.model import load, log_probabilities
 from training.adapt.rows import make_row
 from training.adapt.student import Student
@@ -32,9 +30,7 @@ def student(model: Any, segments: SegmentTokenizer) -> Student:
 
 
 @pytest.mark.parametrize("way", ["offset", "shared", "parallel"])
-def test_saved_and_read_as_the_reference_reads_it(
-    way: Any, student: Student, material: Material, folder: Path, tmp_path: Path
-) -> None:
+def test_saved_and_read_as_the_reference_reads_it(way, student, material, folder, tmp_path):
     """Chunks by the saved adapter, merged by PEFT, and the rest by the model."""
     student.save(tmp_path / "adapter")
     merged: Any = PeftModel.from_pretrained(load(folder), tmp_path / "adapter").merge_and_unload()
@@ -51,16 +47,14 @@ def test_saved_and_read_as_the_reference_reads_it(
     assert float((found - plain).abs().max()) > 100 * TOLERANCE
 
 
-def test_the_teacher_is_the_untouched_model(student: Student, material: Material, folder: Path) -> None:
+def test_the_teacher_is_the_untouched_model(student, material, folder):
     sample = material.sample("train", 0, 0)
     with torch.no_grad():
         expected = log_probabilities(load(folder), make_row(sample.prompt, sample.branches, "full"))
     assert torch.equal(student.taught(sample), expected)
 
 
-def test_matrices_of_a_bfloat16_model_are_trained_in_float32(
-    folder: Path, segments: SegmentTokenizer, material: Material
-) -> None:
+def test_matrices_of_a_bfloat16_model_are_trained_in_float32(folder, segments, material):
     student = Student(load(folder, dtype=torch.bfloat16), segments, seed=0, rank=4)
     student.log_probabilities(material.sample("train", 0, 0), "offset").mean().backward()
     parameters = student.parameters()
@@ -70,7 +64,7 @@ def test_matrices_of_a_bfloat16_model_are_trained_in_float32(
     assert all((gradient > 0) == ("lora_B" in name) for name, gradient in gradients.items())
 
 
-def test_of_the_last_layer_only_keys_and_values_are_trained(student: Student, tmp_path: Path) -> None:
+def test_of_the_last_layer_only_keys_and_values_are_trained(student, tmp_path):
     student.save(tmp_path / "adapter")
     files = {path.name for path in (tmp_path / "adapter").iterdir()}
     assert files == {"adapter_config.json", "adapter_model.safetensors"}
@@ -82,9 +76,7 @@ def test_of_the_last_layer_only_keys_and_values_are_trained(student: Student, tm
     assert all(len(each) == 7 for each in by_layer.values())
 
 
-def test_segments_are_padded_where_they_can_be_shared_in_place(
-    student: Student, segments: SegmentTokenizer, material: Material
-) -> None:
+def test_segments_are_padded_where_they_can_be_shared_in_place(student, segments, material):
     sample = replace(material.sample("train", 0, 0), block_tokens=16)
     plain, padded = student._row(sample, "offset"), student._row(sample, "parallel")
     contexts = [row.ids[0, : row.num_context] for row in (plain, padded)]

@@ -14,19 +14,8 @@ from training.adapt.model import load
 from training.adapt.student import Student
 from training.adapt.trainer import Plan, Trainer, read_checkpoint, ways_of
 
-PLAN = Plan(
-    model="m",
-    weights="w",
-    documents="d",
-    positions=("offset",),
-    steps=12,
-    seed=0,
-    passage_tokens=128,
-    chunks=(2, 3),
-    tasks=2,
-    questions=None,
-    rank=4,
-)
+OF: Any = {"model": "m", "weights": "w", "documents": "d", "positions": ("offset",), "seed": 0, "questions": None}
+PLAN = Plan(**OF, steps=12, passage_tokens=128, chunks=(2, 3), tasks=2, rank=4)
 
 
 def make_trainer(folder: Path, material: Material, plan: Plan = PLAN) -> Trainer:
@@ -37,7 +26,7 @@ def parameters(trainer: Trainer) -> torch.Tensor:
     return torch.cat([each.detach().flatten() for each in trainer.student.parameters().values()])
 
 
-def test_the_held_out_loss_falls(folder: Path, material: Material) -> None:
+def test_the_held_out_loss_falls(folder, material):
     trainer = make_trainer(folder, material)
     before = trainer.check()
     for _ in range(PLAN.steps):
@@ -47,7 +36,7 @@ def test_the_held_out_loss_falls(folder: Path, material: Material) -> None:
     assert trainer.progress.best_step == PLAN.steps
 
 
-def test_a_resumed_run_has_the_same_steps(folder: Path, material: Material, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_steps(folder, material, tmp_path):
     whole = make_trainer(folder, material)
     losses = [whole.train_step() for _ in range(6)]
     first = make_trainer(folder, material)
@@ -59,9 +48,7 @@ def test_a_resumed_run_has_the_same_steps(folder: Path, material: Material, tmp_
     assert torch.equal(parameters(second), parameters(whole))
 
 
-def test_a_damaged_checkpoint_and_one_of_another_run_are_refused(
-    folder: Path, material: Material, tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_and_one_of_another_run_are_refused(folder, material, tmp_path):
     path = tmp_path / "checkpoint.pt"
     make_trainer(folder, material).save(path)
     changes: dict[str, Any] = {"seed": 1, "positions": ("shared",), "documents": "e", "weights": "x"}
@@ -75,9 +62,7 @@ def test_a_damaged_checkpoint_and_one_of_another_run_are_refused(
             read_checkpoint(path, PLAN)
 
 
-def test_it_ends_when_the_held_out_loss_falls_no_longer(
-    folder: Path, material: Material, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_ends_when_the_held_out_loss_falls_no_longer(folder, material, monkeypatch):
     monkeypatch.setattr(module, "CHECK_EVERY", 1)
     monkeypatch.setattr(module, "RATE", 0.0)
     trainer = make_trainer(folder, material)
@@ -92,6 +77,6 @@ def test_it_ends_when_the_held_out_loss_falls_no_longer(
     assert torch.equal(parameters(trainer), best)
 
 
-def test_positions() -> None:
+def test_positions():
     assert ways_of(["all"]) == ("offset", "shared", "parallel")
     assert ways_of(["parallel", "offset"]) == ("offset", "parallel")

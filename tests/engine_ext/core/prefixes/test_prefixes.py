@@ -116,9 +116,7 @@ def server(tmp_path: Path, tier: DirectoryTier) -> Server:
 
 
 @pytest.mark.parametrize("num_there", [0, 1])
-def test_blocks_come_back_bit_for_bit_in_another_server(
-    num_there: int, server: Server, tier: DirectoryTier, tmp_path: Path
-) -> None:
+def test_blocks_come_back_bit_for_bit_in_another_server(num_there, server, tier, tmp_path):
     """Also if the first file's first block is in the engine already."""
     stored = [worker.kv(SIX) for worker in server.workers]
     assert server.store(server.request(TAG), KEYS[:3], SIX) == 3
@@ -135,27 +133,16 @@ def test_blocks_come_back_bit_for_bit_in_another_server(
 @pytest.mark.parametrize(
     ("tag", "fingerprint"), [(None, "engine"), (PrefixTag.of("acme"), "engine"), (TAG, "another model")]
 )
-def test_others_find_nothing(
-    tag: PrefixTag | None, fingerprint: str, server: Server, tier: DirectoryTier, tmp_path: Path
-) -> None:
+def test_others_find_nothing(tag, fingerprint, server, tier, tmp_path):
     server.store(server.request(TAG), KEYS, [*range(12)])
     other = Server(tmp_path / "others", tier, fingerprint)
     assert other.found(other.request(tag)) == 0
     assert server.found(server.request(TAG)) == 6
 
 
-def test_requests_without_a_tag_store_nothing(server: Server, tier: DirectoryTier) -> None:
+def test_nothing_without_a_tag_and_nothing_known_is_stored(server, tier):
     assert server.store(server.request(None), KEYS, SIX) == 0
     assert list(tier.list()) == []
-
-
-@pytest.mark.parametrize(("at_least", "expected"), [(2 * PER_FILE * BLOCK, 2), (2 * PER_FILE * BLOCK + 1, 0)])
-def test_a_composition_is_found_whole_or_not_at_all(at_least: int, expected: int, server: Server) -> None:
-    server.store(server.request(TAG), KEYS[:2], SIX)
-    assert server.found(server.request(PrefixTag.of("default", at_least))) == expected
-
-
-def test_nothing_known_is_stored_again(server: Server, tier: DirectoryTier) -> None:
     assert server.store(server.request(TAG), KEYS[:2], SIX) == 2
     assert server.store(server.request(TAG), KEYS[:3], SIX) == 1
     tier.shrink(0)
@@ -163,13 +150,16 @@ def test_nothing_known_is_stored_again(server: Server, tier: DirectoryTier) -> N
     assert server.store(server.request(TAG), KEYS[:3], SIX) == 3
 
 
-def test_a_file_of_one_worker_alone_is_no_hit(server: Server, tier: DirectoryTier) -> None:
+@pytest.mark.parametrize(("at_least", "expected"), [(2 * PER_FILE * BLOCK, 2), (2 * PER_FILE * BLOCK + 1, 0)])
+def test_a_composition_is_found_whole_or_not_at_all(at_least, expected, server):
+    server.store(server.request(TAG), KEYS[:2], SIX)
+    assert server.found(server.request(PrefixTag.of("default", at_least))) == expected
+
+
+def test_files_that_are_damaged_or_of_one_worker_alone_are_missing(server, tier):
     server.store(server.request(TAG), KEYS[:3], SIX)
     tier.delete(min(stored.address for stored in tier.list() if stored.address.rank == 1))
     assert server.found(server.request(TAG)) < 3
-
-
-def test_damaged_files_are_missing(server: Server, tier: DirectoryTier) -> None:
     server.store(server.request(TAG), KEYS[:3], SIX)
     for stored in list(tier.list()):
         path = tier.path(stored.address)
@@ -181,7 +171,7 @@ def test_damaged_files_are_missing(server: Server, tier: DirectoryTier) -> None:
     assert ("file", "corrupt") in events
 
 
-def test_a_namespace_is_dropped_from_files(server: Server, tier: DirectoryTier) -> None:
+def test_a_namespace_is_dropped_from_files(server, tier):
     acme = PrefixTag.of("acme")
     chunk = Address("ab" * 16, 0, WORKERS)
     tier.put(chunk, b"a chunk")
@@ -197,7 +187,7 @@ def test_a_namespace_is_dropped_from_files(server: Server, tier: DirectoryTier) 
     assert not is_block(chunk.key)
 
 
-def test_what_waits_is_dropped_too(tmp_path: Path) -> None:
+def test_what_waits_is_dropped_too(tmp_path):
     hold, tier = threading.Event(), MemoryTier(1 << 30)
     put = tier.put
 
@@ -217,7 +207,7 @@ def test_what_waits_is_dropped_too(tmp_path: Path) -> None:
     assert {stored.address.rank for stored in tier.list()} == {1}
 
 
-def test_what_is_being_written_is_dropped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_being_written_is_dropped_too(tmp_path, monkeypatch):
     begun, hold, tier, seal = threading.Event(), threading.Event(), MemoryTier(1 << 30), BlankFile.seal
 
     def held(file: BlankFile) -> memoryview:
@@ -239,7 +229,7 @@ def test_what_is_being_written_is_dropped_too(tmp_path: Path, monkeypatch: pytes
     assert list(tier.list()) == []
 
 
-def test_a_failing_tier_is_a_miss(tmp_path: Path) -> None:
+def test_a_failing_tier_is_a_miss(tmp_path):
     class Failing(MemoryTier):
         def get(self, address: Address, max_bytes: int) -> Any:
             raise TierError("broken")
@@ -249,7 +239,7 @@ def test_a_failing_tier_is_a_miss(tmp_path: Path) -> None:
     assert server.found(server.request(TAG)) == 0
 
 
-def test_a_slow_tier_gives_the_beginning(tmp_path: Path) -> None:
+def test_a_slow_tier_gives_the_beginning(tmp_path):
     """The files that are read within the time limit."""
 
     class Slow(MemoryTier):
@@ -262,7 +252,7 @@ def test_a_slow_tier_gives_the_beginning(tmp_path: Path) -> None:
     assert 0 < server.found(server.request(TAG)) < 6
 
 
-def test_staged_files_are_forgotten(server: Server) -> None:
+def test_staged_files_are_forgotten_and_an_aborted_requests_load_goes_on(server):
     server.store(server.request(TAG), KEYS[:3], SIX)
     loaded, aborted, unused = (server.request(TAG) for _ in range(3))
     for context in (loaded, aborted, unused):
@@ -272,9 +262,6 @@ def test_staged_files_are_forgotten(server: Server) -> None:
     for context in (loaded, aborted, unused):
         server.manager.on_request_finished(context)
     until(lambda: not server.num_staged(), 30)
-
-
-def test_an_aborted_requests_load_goes_on(server: Server) -> None:
     server.store(server.request(TAG), KEYS[:3], SIX)
     context = server.request(TAG)
     assert server.found(context) == 3
@@ -286,7 +273,7 @@ def test_an_aborted_requests_load_goes_on(server: Server) -> None:
     server.manager.complete_load(KEYS[:3], context)
 
 
-def test_memory_is_bounded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(server, monkeypatch):
     server.store(server.request(TAG), KEYS, [*range(12)])
     size = server.workers[0].files._mover.num_bytes
     monkeypatch.setattr(block_files, "MOST_STAGED_BYTES", 4 * size)
@@ -294,7 +281,7 @@ def test_memory_is_bounded(server: Server, monkeypatch: pytest.MonkeyPatch) -> N
     assert server.found(server.request(TAG)) == 0
 
 
-def test_nothing_is_read_nor_written_after_a_stop(server: Server, tier: DirectoryTier) -> None:
+def test_nothing_is_read_nor_written_after_a_stop(server, tier):
     server.store(server.request(TAG), KEYS[:3], SIX)
     for worker in server.workers:
         worker.files.carried_out(StopBlocks())
@@ -304,7 +291,7 @@ def test_nothing_is_read_nor_written_after_a_stop(server: Server, tier: Director
     assert len(list(tier.list())) == before
 
 
-def test_without_workers_nothing_is_found(tmp_path: Path) -> None:
+def test_without_workers_nothing_is_found(tmp_path):
     server = Server(tmp_path / "sockets", MemoryTier(1 << 20))
     server.manager = TierOffloadingManager(WorkerLinks(str(tmp_path / "nowhere"), 1))
     assert server.found(server.request(TAG)) == 0
