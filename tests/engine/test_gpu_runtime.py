@@ -10,7 +10,7 @@ import pytest
 
 from machine.server_process import python_path
 from tests.engine.server import TesseraServer
-from tests.support.exactness import assert_filled_hit_and_mixed_are_exact
+from tests.support.exactness import ask, assert_exact, assert_filled_hit_and_mixed_are_exact, statuses
 from tests.support.gpu_runtime import RUNTIME
 from tests.support.parallel import assert_many_requests_at_once_are_exact
 
@@ -37,3 +37,15 @@ def test_filled_hit_and_mixed(server: TesseraServer, oracle: Any, text: Text) ->
 
 def test_many_requests_at_once(server: TesseraServer, oracle: Any, text: Text) -> None:
     assert_many_requests_at_once_are_exact(server, oracle("tiny-llama"), text)
+
+
+@pytest.mark.parametrize("placement", ["copy", "attend"])
+def test_a_gpus_attention_and_kernels(placement: str, serve: Any, oracle: Any, text: Text) -> None:
+    environment = {"PYTHONPATH": f"{RUNTIME}{os.pathsep}{python_path()}", "GPU_RUNTIME_ATTENTION": "triton"}
+    server = serve("tiny-llama", "--chunk-cache-placement", placement, "--block-size", "16", environment=environment)
+    chunks = [text(40), text(23)]
+    for strategy, asked in (("offset", chunks), ("shared", chunks[::-1]), ("offset", [text(17), *chunks])):
+        answer = ask(server, strategy, asked, "Which?")
+        assert_exact(answer, oracle("tiny-llama"), strategy)
+    assert statuses(answer) == ["filled", "hit", "hit"]
+    assert server.stats()["placement"] == placement
