@@ -4,7 +4,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -161,15 +161,15 @@ class WorkerHalf:
         self.tags = PageTags(len(layers[0].key_pool))
         self._moves = Moves(self.device)
 
-    def prepare_attention(self, layers: Sequence[str], request_ids: Callable[[], Sequence[str]]) -> None:
+    def prepare_attention(self, layers: Sequence[str]) -> None:
         """Lets requests attend to the pool; ``layers`` names the layers in the order of :meth:`prepare`.
 
-        ``request_ids`` returns the requests of the step's rows, in order. Raises ``UnsupportedKVError``.
+        Raises ``UnsupportedKVError``.
         """
         numbers = {name: number for number, name in enumerate(layers)}
         block_tokens = self.copier.layers[0].key_blocks.shape[1]
         attention = attention_for(self.copier.layers)
-        self.readers.register(AttendingRequests(attention, numbers, request_ids, self.page_tokens, block_tokens))
+        self.readers.register(AttendingRequests(attention, numbers, self.page_tokens, block_tokens))
 
     def probe(self, layer: AttentionLayer) -> BlockLayout:
         """Finds the layout of K and V in a layer's cache through the engine's writer."""

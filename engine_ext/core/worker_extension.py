@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, Slid
 
 from cache.tiers.signed import TierKey
 from engine_ext.core import ascend
-from engine_ext.core.attention.decoding import LEAST_BLOCKS, Batch, DecodingSelection
+from engine_ext.core.attention.decoding import LEAST_BLOCKS, DecodingSelection
 from engine_ext.core.attention.probes import Measured, Probes
 from engine_ext.core.attention.requests import attention_reason
 from engine_ext.core.connector import chunk_connector
@@ -80,16 +80,22 @@ class ChunkCacheWorkerExtension:
         modules: dict[str, Any] = self.vllm_config.compilation_config.static_forward_context
         return modules
 
-    def _request_ids(self) -> list[str]:
-        """The requests of the step's rows, in order."""
-        return list(self.model_runner.input_batch.req_ids)
+    def _request_ids(self, indices: Sequence[int] | None) -> list[str]:
+        """The requests of a step's rows, in order.
 
-    def _batch(self) -> Batch:
-        """The requests of the step's rows, and their prompts' lengths."""
-        batch = self.model_runner.input_batch
-        return Batch(batch.req_ids, batch.num_prompt_tokens.tolist())
+        By their ``indices`` in the table of model runner V2; V1 has the step's batch instead.
+        """
+        if indices is None:
+            return list(self.model_runner.input_batch.req_ids)
+        return [self.model_runner.req_states.index_to_req_id[int(index)] for index in indices]
+
+    def _prompts(self) -> Sequence[int]:
+        """The lengths of the prompts of a step's requests, in order."""
+        lengths: list[int] = self.model_runner.input_batch.num_prompt_tokens.tolist()
+        return lengths
 
     def _prepare(self, half: WorkerHalf) -> PoolDescription:
+        half.readers.request_ids = self._request_ids
         half.check_room(ascend.free_bytes())
         modules = self._modules
         model, drafter = self.model_runner.get_model(), draft_model_of(self.model_runner)
@@ -112,13 +118,20 @@ class ChunkCacheWorkerExtension:
         """The reason why attention layers can't read more, or less, than the requests' blocks, if any."""
         return attention_reason({name: self._modules[name] for name in _worker_half().kv_caches})
 
+    def chunk_cache_decoding_reason(self) -> str | None:
+        """The reason why attention layers can't read fewer blocks than the requests have, if any."""
+        impls = (self._modules[name].impl for name in _worker_half().kv_caches)
+        unable = (type(impl).__name__ for impl in impls if not getattr(impl, "reads_some_blocks", False))
+        reason = self.chunk_cache_attention_reason()
+        return reason or next((f"{name} reads all blocks of a request" for name in unable), None)
+
     def chunk_cache_prepare_attention(self) -> str | None:
         """Lets requests attend to the pool; returns the reason if they can't. After :meth:`chunk_cache_prepare`."""
         half = _worker_half()
         if reason := self.chunk_cache_attention_reason():
             return reason
         try:
-            half.prepare_attention(list(half.kv_caches), self._request_ids)
+            half.prepare_attention(list(half.kv_caches))
         except UnsupportedKVError as error:
             return str(error)
         return None
@@ -137,20 +150,20 @@ class ChunkCacheWorkerExtension:
         # Another worker may have the layers behind this one's.
         end = max(measured) + 1 if get_pp_group().is_last_rank else len(names)
         computed = dict(zip(names[:end], half.copier.layers, strict=False))
-        half.readers.register(Probes(computed, frozenset(names[i] for i in measured), self._request_ids))
+        half.readers.register(Probes(computed, frozenset(names[i] for i in measured)))
         return None
 
     def chunk_cache_prepare_decoding(self, budget_tokens: int) -> str | None:
         """Lets generated tokens read blocks of so many tokens; returns the reason if they can't."""
         half = _worker_half()
-        if reason := self.chunk_cache_attention_reason():
+        if reason := self.chunk_cache_decoding_reason():
             return reason
         layers = dict(zip(half.kv_caches, half.copier.layers, strict=True))
         block_tokens = next(iter(layers.values())).key_blocks.shape[1]
         if budget_tokens < (least := LEAST_BLOCKS * block_tokens):
             return f"{budget_tokens} tokens are less than {LEAST_BLOCKS} blocks: give it {least}, or a --block-size"
         num_blocks = budget_tokens // block_tokens
-        half.readers.register(DecodingSelection(layers, POLICIES["channels"], num_blocks, self._batch))
+        half.readers.register(DecodingSelection(layers, POLICIES["channels"], num_blocks, self._prompts))
         return None
 
     def chunk_cache_take_attention(self, probe: int) -> list[Measured]:

@@ -21,7 +21,7 @@ def load() -> None:
     if is_engine():
         _ask_for_amx()
     if os.environ.get(_EXTENDS):
-        extend_attention()
+        _extend_attention()
     if _PREFIXES in os.environ:
         _register_prefix_spec()
 
@@ -37,17 +37,23 @@ def _ask_for_amx() -> None:
     torch.cpu._init_amx()
 
 
-def extend_backend() -> None:
-    """Extends the attention of this process and of the next engine's."""
-    os.environ[_EXTENDS] = "1"
-    extend_attention()
+def extend_backends(*, attends: bool) -> None:
+    """Extends the attention of this process and of the next engine's.
+
+    GPUs' backends, too, if requests attend to chunks: they cost the CUDA graphs of whole steps.
+    """
+    os.environ[_EXTENDS] = "all" if attends else "cpu"
+    _extend_attention()
 
 
-def extend_attention() -> None:
-    """Registers the extended backend for CPUs in place of vLLM's."""
+def _extend_attention() -> None:
+    """Registers the extended backends in place of vLLM's."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend  # takes seconds to import
 
     register_backend(AttentionBackendEnum.CPU_ATTN, "engine_ext.core.attention.cpu.ChunkAttentionBackend")
+    if os.environ[_EXTENDS] == "all":
+        register_backend(AttentionBackendEnum.FLASH_ATTN, "engine_ext.core.attention.gpu.ChunkFlashBackend")
+        register_backend(AttentionBackendEnum.TRITON_ATTN, "engine_ext.core.attention.gpu.ChunkTritonBackend")
 
 
 def keep_prefixes() -> None:

@@ -36,9 +36,9 @@ async def refusals(engine: ChunkEngine, args: AsyncEngineArgs, placement: Placem
     return {
         COPY: None,
         IN_PLACE: in_place,
-        ATTEND: cache.no_attention,
+        ATTEND: None if cache.placement == "attend" else cache.no_attention,
         MEASURED: cache.no_attention,
-        DECODING: await refused(llm, "chunk_cache_attention_reason"),
+        DECODING: await refused(llm, "chunk_cache_decoding_reason"),
         **{
             f"KV in {each}": kv_dtype_reason(each, model) or turning_reason(each, engine.strategy)
             for each in _KV_DTYPES

@@ -33,7 +33,7 @@ from engine_ext.start.chunk_adapter import ChunkAdapter
 from engine_ext.start.connectors import attach_connector, keeps_prefixes, pass_on_blocks
 from engine_ext.start.fingerprint import engine_fingerprint, weights_digest
 from engine_ext.start.memory import make_room
-from engine_ext.start.plugin import extend_backend
+from engine_ext.start.plugin import extend_backends
 from engine_ext.start.positions import model_config
 from engine_ext.start.self_check import SelfCheck, SelfCheckError
 from engine_ext.start.stages import CHECKING
@@ -167,7 +167,7 @@ def _attached_connector(
     prefix_folder = folder if options.tiers and not drops else None
     attach_connector(engine_args, options.connector_class, extra_config, prefix_folder)
     engine_args.worker_extension_cls = beside(options.worker_extension_class, engine_args.worker_extension_cls)
-    extend_backend()
+    extend_backends(attends=options.placement == "attend")
     return strategy, None
 
 
@@ -201,8 +201,8 @@ async def _checked_pool(
     if isinstance(config, str):
         return config
     loaded = await adapter.load(llm) if adapter is not None else None
-    no_attention = await _no_attention(llm, config, options)
-    reindexer = await _reindexer(llm, config, options, strategy, no_attention)
+    not_attending, no_attention = await _no_attention(llm, config, options)
+    reindexer = await _reindexer(llm, config, options, strategy, not_attending)
     decode_budget = await _decode_budget(llm, options.decode_budget, attends=reindexer.placement == "attend")
     return _Pool(config, weights, loaded, reindexer, no_attention, decode_budget)
 
@@ -278,14 +278,17 @@ async def prepare_pool(
     return config
 
 
-async def _no_attention(llm: AsyncLLM, pool: ChunkCacheConfig, options: ChunkCacheOptions) -> str | None:
-    """Let requests attend to chunks in the pool, and measure it; returns the reason if they can't."""
-    reason = await refused(llm, "chunk_cache_prepare_attention")
-    reason = reason or await _failure(SelfCheck(llm, pool).run_attention())
-    reason = reason or await _workers_reason(llm, "chunk_cache_prepare_probes", options.probe_layers)
+async def _no_attention(
+    llm: AsyncLLM, pool: ChunkCacheConfig, options: ChunkCacheOptions
+) -> tuple[str | None, str | None]:
+    """Let requests attend to chunks in the pool, and measure it; returns the reasons if they can't do either."""
+    attends = options.placement == "attend"
+    not_attending = await refused(llm, "chunk_cache_prepare_attention", on_gpus=attends)
+    not_attending = not_attending or await _failure(SelfCheck(llm, pool).run_attention())
+    reason = not_attending or await refused(llm, "chunk_cache_prepare_probes", options.probe_layers)
     if reason is not None and options.needs_attention:
         logger.warning("requests that choose chunks or windows run in full attention: %s", reason)
-    return reason
+    return not_attending, reason
 
 
 async def _reindexer(
@@ -293,7 +296,7 @@ async def _reindexer(
     pool: ChunkCacheConfig,
     options: ChunkCacheOptions,
     strategy: DefaultStrategy,
-    no_attention: str | None,
+    not_attending: str | None,
 ) -> PositionReindexer:
     """Places segments as ``options`` ask, if that passes its self-check; chunks are copied otherwise."""
     config = llm.vllm_config
@@ -309,7 +312,7 @@ async def _reindexer(
                     "requests copy their chunks unless they ask for parallel positions; the default is %s", strategy.why
                 )
         case "attend":
-            reason = no_attention
+            reason = not_attending
     if reason is not None:
         logger.warning("chunks are copied, not %s: %s", _PLACED[options.placement], reason)
         return copying
@@ -330,9 +333,9 @@ async def _decode_budget(llm: AsyncLLM, budget_tokens: int | None, *, attends: b
     return budget_tokens
 
 
-async def refused(llm: AsyncLLM, method: str, *args: Any) -> str | None:
+async def refused(llm: AsyncLLM, method: str, *args: Any, on_gpus: bool = False) -> str | None:
     """Prepares the workers' attention by ``method``; returns the engine's or the first worker's reason against it."""
-    return attention_reason(llm.vllm_config) or await _workers_reason(llm, method, *args)
+    return attention_reason(llm.vllm_config, on_gpus=on_gpus) or await _workers_reason(llm, method, *args)
 
 
 async def _workers_reason(llm: AsyncLLM, method: str, *args: Any) -> str | None:

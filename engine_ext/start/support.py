@@ -101,11 +101,14 @@ DRAFTS_BY_TEXT = ("ngram", "suffix")
 """Methods of speculative decoding without a model."""
 
 
-def attention_reason(config: VllmConfig) -> str | None:
-    """The engine's reason why requests can't attend to the chunk pool, if any."""
+def attention_reason(config: VllmConfig, *, on_gpus: bool = False) -> str | None:
+    """The engine's reason why attention layers can't read more, or less, than requests' blocks, if any.
+
+    ``on_gpus``: NVIDIA GPUs will do, where it was never run: the start checks it there.
+    """
     drafts, others = config.speculative_config, pass_on_blocks(config.kv_transfer_config)
     checks: list[tuple[Any, str]] = [
-        (not current_platform.is_cpu(), "proven on CPUs only"),
+        (not (current_platform.is_cpu() or (on_gpus and current_platform.is_cuda())), "proven on CPUs only"),
         (is_quantized(config), "its kernels read no quantized KV cache"),
         (
             drafts is not None and drafts.method not in DRAFTS_BY_TEXT,

@@ -39,7 +39,16 @@ TURNED = "Triton turns float8_e4m3fn on GPUs of compute capability 8.9 and later
 
 
 def cuda(*capability: int) -> Any:
-    return SimpleNamespace(device_type="cuda", is_cpu=lambda: False, get_device_capability=lambda: capability)
+    return device("cuda", capability)
+
+
+def device(kind: str, capability: tuple[int, ...] | None = None) -> Any:
+    return SimpleNamespace(
+        device_type=kind,
+        is_cpu=lambda: False,
+        is_cuda=lambda: kind == "cuda",
+        get_device_capability=lambda: capability,
+    )
 
 
 class Engine(ComparingLLM):
@@ -134,12 +143,19 @@ def test_on_a_gpu_the_words_are_those_by_which_the_engine_refuses(
     assert fp8 == ("info", f"does not work here: KV in fp8: {turning_reason('fp8', UNKNOWN)}", None)
 
 
+def test_on_a_gpu_requests_attend_to_chunks_if_that_is_asked_for_and_passes_its_check(doctor: Doctor) -> None:
+    works, refused = doctor.says(cuda(9, 0), "--chunk-cache-placement", "attend", "--chunk-mode", "parallel")
+    assert works[1].startswith("works here: placement copy, placement in-place, placement attend, KV in float32")
+    assert refused[1] == f"does not work here: {NEVER_RUN.removeprefix('placement attend, ')}: proven on CPUs only"
+    assert doctor.engine.cache.placement == "attend"
+
+
 def test_there_is_no_other_source_of_what_works(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "attention_reason", lambda _: "another reason")
+    monkeypatch.setattr(startup, "attention_reason", lambda *_, **__: "another reason")
     monkeypatch.setattr(startup, "in_place_reason", lambda _: "a third")
     said = doctor.says(cuda(9, 0), "--chunk-mode", "parallel")
     assert [text.rpartition(": ")[2] for state, text, _ in said if state == "info"] == ["a third", "another reason"]
-    monkeypatch.setattr(startup, "attention_reason", lambda _: None)
+    monkeypatch.setattr(startup, "attention_reason", lambda *_, **__: None)
     monkeypatch.setattr(startup, "in_place_reason", lambda _: None)
     assert len(doctor.says(cuda(9, 0), "--chunk-mode", "parallel")) == 1
 
@@ -183,7 +199,7 @@ def test_fp8_is_refused_before_the_start(
     ],
 )
 def test_what_is_asked_for_and_does_not_work_is_a_warning(flags: list[str], advice: str, doctor: Doctor) -> None:
-    (warned,) = [each for each in doctor.says(cuda(9, 0), *flags) if each[0] == "warn"]
+    (warned,) = [each for each in doctor.says(device("npu"), *flags) if each[0] == "warn"]
     assert "proven on CPUs only" in warned[1]
     assert advice in str(warned[2])
 

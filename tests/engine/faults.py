@@ -35,8 +35,8 @@ class FaultyWorkerHalf(WorkerHalf):
             self._rotate_last_layer_by(RotaryFrequencies(right.inv_freq, not right.is_neox))
         return description
 
-    def prepare_attention(self, layers: Sequence[str], request_ids: Any) -> None:
-        super().prepare_attention(layers, request_ids)
+    def prepare_attention(self, layers: Sequence[str]) -> None:
+        super().prepare_attention(layers)
         attending = self.readers.get(AttendingRequests)
         assert attending is not None
         attending.attention = FaultyAttention(self)

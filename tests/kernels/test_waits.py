@@ -24,10 +24,10 @@ from tests.support.sources import MODULES, parse
 WAITING = {"cpu", "item", "nonzero", "synchronize", "tolist"}
 """Methods that wait for a device whose tensor they are called of."""
 ALLOWED = {
-    "engine_ext/core/attention/cpu.py": ({"tolist"}, "extends vLLM's backend for CPUs"),
-    "engine_ext/core/attention/decoding.py": ({"tolist"}, "likewise"),
+    "engine_ext/core/attention/backend.py": ({"tolist"}, "once in steps with attending rows"),
+    "engine_ext/core/attention/decoding.py": ({"tolist"}, "on CPUs alone"),
     "engine_ext/core/attention/probes.py": ({"tolist"}, "likewise"),
-    "engine_ext/core/attention/rows.py": ({"tolist"}, "likewise"),
+    "engine_ext/core/attention/rows.py": ({"tolist"}, "the blocks of steps with such rows"),
     "engine_ext/core/lora.py": ({"tolist"}, "on CPUs alone"),
     "engine_ext/core/moves.py": ({"synchronize"}, "waits on purpose, in threads beside the engine's"),
     "engine_ext/core/pages.py": ({"cpu", "tolist"}, "the self-check's comparison; tags, which are NumPy's"),

@@ -9,7 +9,7 @@ makes no difference whether it is computed alone, with drafts, or again after a 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -44,28 +44,25 @@ class SparseStep:
     dense: list[tuple[int, BatchRow]]
 
 
-class Batch(NamedTuple):
-    """The requests of a step's rows, in order, and the lengths of their prompts."""
-
-    request_ids: Sequence[str]
-    prompt_lengths: Sequence[int]
-
-
 class DecodingSelection:
-    """Chooses blocks in the ``layers``, within a budget of blocks.
+    """Chooses blocks in the ``layers``, within a budget of blocks; ``prompts`` has the lengths of a step's prompts.
 
     Representations are kept beside vLLM's blocks, as long as the same request holds them step by step.
     """
 
     def __init__(
-        self, layers: Mapping[str, LayerKV], policy: SelectionPolicy, num_blocks: int, batch: Callable[[], Batch]
+        self,
+        layers: Mapping[str, LayerKV],
+        policy: SelectionPolicy,
+        num_blocks: int,
+        prompts: Callable[[], Sequence[int]],
     ) -> None:
         if num_blocks < LEAST_BLOCKS:
             raise ValueError(f"a budget of {num_blocks} blocks is less than {LEAST_BLOCKS}")
         self._layers = layers
         self._policy = policy
         self._num_blocks = num_blocks
-        self._batch = batch
+        self._prompts = prompts
         self._block_tokens = next(iter(layers.values())).key_blocks.shape[1]
         self._represented: dict[str, list[int]] = {}
         """By request, its represented blocks: those behind the first, in order."""
@@ -88,11 +85,11 @@ class DecodingSelection:
         """Plans a step; ``None`` if all of its tokens read everything."""
         size, represented = self._block_tokens, dict[str, list[int]]()
         tokens, lengths, blocks, fresh, dense = [], list[int](), list[Tensor](), list[int](), []
-        for number, (request_id, prompt, row) in enumerate(zip(*self._batch(), rows, strict=False)):
+        for number, (prompt, row) in enumerate(zip(self._prompts(), rows, strict=False)):
             begin = row.length - row.num_tokens
             cut = min(max(begin, prompt, self._num_blocks * size), row.length)
             if cut > begin:
-                dense.append((number, BatchRow(row.first, cut - begin, cut, row.blocks)))
+                dense.append((number, row._replace(num_tokens=cut - begin, length=cut)))
             if cut == row.length:
                 continue
             table = torch.tensor(row.blocks[: -(-row.length // size)])
@@ -100,10 +97,10 @@ class DecodingSelection:
                 tokens.append(row.first + position - begin)
                 lengths.append((self._num_blocks - 1) * size + position % size + 1)
                 blocks.append(table[: position // size + 1])
-            known = self._represented.get(request_id, [])
+            known = self._represented.get(row.request_id, [])
             if begin < (_FIRST + len(known)) * size:
                 known = []  # they are being written again
-            represented[request_id] = candidates = table[_FIRST:-_LAST].tolist()
+            represented[row.request_id] = candidates = table[_FIRST:-_LAST].tolist()
             fresh += [new for old, new in zip_longest(known, candidates) if new is not None and new != old]
         # Blocks of requests that are not in this step may pass to others.
         self._represented = represented

@@ -7,7 +7,7 @@ measured is the model's attention over the composed context. Its answer is nobod
 one compute none.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -126,18 +126,12 @@ class ProbingRow(NamedTuple):
 
 
 class Probes:
-    """The probes of one worker, which measure in its layers ``measured``, and compute in these ``layers``.
+    """The probes of one worker, which measure in its layers ``measured``, and compute in these ``layers``."""
 
-    ``request_ids`` returns the requests of a step's rows, in order.
-    """
-
-    def __init__(
-        self, layers: Mapping[str, LayerKV], measured: frozenset[str], request_ids: Callable[[], Sequence[str]]
-    ) -> None:
+    def __init__(self, layers: Mapping[str, LayerKV], measured: frozenset[str]) -> None:
         self._layers = layers
         self._page_tokens = next(iter(layers.values())).key_pool.shape[1]
         self._measured_layers = measured
-        self._request_ids = request_ids
         self._running: dict[str, _Running] = {}
         self._measured: dict[int, list[_Question]] = {}
         """By the probes' numbers, until they are taken: a probe answers before this worker learns of its end."""
@@ -160,8 +154,8 @@ class Probes:
         """The rows of probes in a step."""
         return [
             probe.row(slice(row.first, row.first + row.num_tokens), row.length - probe.num_context)
-            for request_id, row in zip(self._request_ids(), rows, strict=False)
-            if (probe := self._running.get(request_id)) is not None
+            for row in rows
+            if (probe := self._running.get(row.request_id)) is not None
         ]
 
     def attend(

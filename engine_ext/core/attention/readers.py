@@ -4,7 +4,7 @@
 The worker half registers them when it is prepared; a backend finds them there and has each plan its part of a step.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from engine_ext.core.attention.requests import AttendingRequests
@@ -31,6 +31,9 @@ _Kind = TypeVar("_Kind", bound=Reader)
 
 class Readers:
     """The readers of one worker, by kind."""
+
+    request_ids: Callable[[Sequence[int] | None], Sequence[str]]
+    """The requests of a step's rows, given vLLM's ``req_idx``; set before any reader is registered."""
 
     def __init__(self) -> None:
         self._by_kind: dict[type[Reader], Reader] = {}

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests of a worker that attend to segments in the pool, step by step.
+"""The requests of a worker that attend to segments in the pool, step by step."""
 
-Which row of a step belongs to which request is known from the model runner's batch.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,22 +74,17 @@ class Step:
 
 
 class AttendingRequests:
-    """Requests by id, with the kernel that computes their attention.
-
-    ``layers`` maps names to the kernel's numbers, ``request_ids`` returns the requests of a step's rows, in order.
-    """
+    """Requests by id, with the kernel that computes their attention. ``layers`` maps names to the kernel's numbers."""
 
     def __init__(
         self,
         attention: ChunkAttention,
         layers: Mapping[str, int],
-        request_ids: Callable[[], Sequence[str]],
         page_tokens: int,
         block_tokens: int,
     ) -> None:
         self.attention = attention
         self.layers = layers
-        self._request_ids = request_ids
         self._page_tokens = page_tokens
         self._block_tokens = block_tokens
         self._contexts: dict[str, _Context] = {}
@@ -115,14 +107,14 @@ class AttendingRequests:
         """Plans a step; ``None`` if no row of it attends to the pool."""
         attending, dense = list[list[AttendingRow]](), list[tuple[int, BatchRow]]()
         self._ran = {}
-        for number, (request_id, row) in enumerate(zip(self._request_ids(), rows, strict=False)):
-            context = self._contexts.get(request_id)
+        for number, row in enumerate(rows):
+            context = self._contexts.get(row.request_id)
             if context is None:
                 dense.append((number, row))
                 continue
             if not context.is_probe:
                 attending.append(list(context.rows(row, self._block_tokens)))
-            self._ran[request_id] = row.blocks[(context.num_tokens - 1) // self._block_tokens]
+            self._ran[row.request_id] = row.blocks[(context.num_tokens - 1) // self._block_tokens]
         if not self._ran:
             return None
         return Step(self.attention.plan(attending) if attending else None, dense)
@@ -138,13 +130,19 @@ class AttendingRequests:
         return [(request_id, block, self._contexts[request_id].spans) for request_id, block in ran.items()]
 
 
+def _has_window(window: int | tuple[int, int] | None) -> bool:
+    """Whether a layer sees some tokens only, as vLLM's backends say it: tokens before, and behind; -1 is all."""
+    before = window[0] if isinstance(window, tuple) else window
+    return before is not None and before >= 0
+
+
 def attention_reason(modules: Mapping[str, Any]) -> str | None:
     """The reason why vLLM's attention ``modules`` can't attend to the pool, if any."""
     for name, module in modules.items():
         impl = module.impl
         checks: list[tuple[Any, str]] = [
             (not getattr(impl, "attends_to_pool", False), f"{type(impl).__name__} is not extended"),
-            ((getattr(impl, "sliding_window", None) or -1) >= 0, "a sliding window"),
+            (_has_window(getattr(impl, "sliding_window", None)), "a sliding window"),
             (getattr(impl, "logits_soft_cap", None), "capped logits"),
             (getattr(impl, "sinks", None) is not None, "attention sinks"),
             (getattr(module, "kv_sharing_target_layer_name", None), "the KV cache is another layer's"),

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CPU, run as vLLM runs a GPU by default: model runner V2, asynchronous scheduling, one process, small blocks.
 
-For tests alone: `make test-gpu-runtime` puts this folder on the module path.
+For tests alone: `make test-gpu-runtime` puts this folder on the module path. With ``GPU_RUNTIME_ATTENTION=triton``
+attention is a GPU's, too: vLLM's Triton backend, and Tessera's Triton kernels, all in the interpreter.
 """
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
+import torch
 from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
+
+from kernels import dispatch
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -40,6 +45,18 @@ class GpuRuntimePlatform(CpuPlatform):
             parallel.distributed_executor_backend,
             cache.block_size,
         )
+
+    @classmethod
+    def get_attn_backend_cls(cls, *args: Any, **kwargs: Any) -> str:
+        """The name of the backend's class."""
+        if os.environ.get("GPU_RUNTIME_ATTENTION") != "triton":
+            return super().get_attn_backend_cls(*args, **kwargs)
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+        dispatch._cpu_copier = dispatch._triton_copier
+        dispatch._cpu_attention = lambda layers: dispatch._gpu_attention()
+        torch.cuda.get_device_capability = lambda *_: (8, 0)  # which vLLM's cache writer asks for
+        return AttentionBackendEnum.TRITON_ATTN.get_path()
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from engine_ext.core.attention.decoding import LEAST_BLOCKS, Batch, DecodingSelection
+from engine_ext.core.attention.decoding import LEAST_BLOCKS, DecodingSelection
 from engine_ext.core.attention.rows import BatchRow
 from kernels.layout import PagedTensor
 from kernels.paged import LayerKV
@@ -21,29 +21,24 @@ def keys() -> torch.Tensor:
     return torch.randn(40, BLOCK, KV_HEADS, SIZE)
 
 
-@pytest.fixture
-def ids() -> list[str]:
-    return ["one"]
-
-
-def selecting(keys: torch.Tensor, ids: list[str], prompt: int = PROMPT, number: int = NUMBER) -> DecodingSelection:
+def selecting(keys: torch.Tensor, prompt: int = PROMPT, number: int = NUMBER) -> DecodingSelection:
     layer = LayerKV(PagedTensor.of(keys), PagedTensor.of(keys), keys, keys, FREQUENCIES)
-    return DecodingSelection({"layer": layer}, POLICIES["attention"], number, lambda: Batch(ids, [prompt] * len(ids)))
+    return DecodingSelection({"layer": layer}, POLICIES["attention"], number, lambda: [prompt] * 2)
 
 
 @pytest.fixture
-def selection(keys: torch.Tensor, ids: list[str]) -> DecodingSelection:
-    return selecting(keys, ids)
+def selection(keys: torch.Tensor) -> DecodingSelection:
+    return selecting(keys)
 
 
-def row(length: int, num_tokens: int = 1, first: int = 0, blocks: range = range(10, 30)) -> BatchRow:
-    return BatchRow(first, num_tokens, length, blocks)
+def row(length: int, num_tokens: int = 1, first: int = 0, blocks: range = range(10, 30), name: str = "one") -> BatchRow:
+    return BatchRow(name, first, num_tokens, length, blocks)
 
 
 def test_tokens_of_the_prompt_and_within_the_budget_read_everything(selection, keys):
     assert selection.step([row(PROMPT, PROMPT)]) is None
     assert selection.step([row(PROMPT)]) is None
-    selection = selecting(keys, ["one"], prompt=2)
+    selection = selecting(keys, prompt=2)
     assert selection.step([row(NUMBER * BLOCK)]) is None
     step = selection.step([row(NUMBER * BLOCK + 2, NUMBER * BLOCK)])
     assert step is not None
@@ -52,11 +47,10 @@ def test_tokens_of_the_prompt_and_within_the_budget_read_everything(selection, k
     assert step.dense == [(0, row(NUMBER * BLOCK, NUMBER * BLOCK - 2))]
 
 
-def test_each_generated_token_chooses_for_itself(selection, keys, ids):
-    ids.insert(0, "other")
-    step = selection.step([row(20, 3), row(PROMPT + 6, 8, first=3)])
+def test_each_generated_token_chooses_for_itself(selection, keys):
+    step = selection.step([row(20, 3, name="other"), row(PROMPT + 6, 8, first=3)])
     assert step is not None
-    assert step.dense == [(0, row(20, 3)), (1, row(PROMPT, 2, first=3))]
+    assert step.dense == [(0, row(20, 3, name="other")), (1, row(PROMPT, 2, first=3))]
     assert step.tokens.tolist() == [5, 6, 7, 8, 9, 10]
     query = torch.randn(6, HEADS, SIZE)
     table = selection.table("layer", query, step, 0.3)
@@ -73,7 +67,7 @@ def test_each_generated_token_chooses_for_itself(selection, keys, ids):
             assert chosen == [blocks[0], *best, *blocks[-2:]]
 
 
-def test_blocks_are_represented_once_while_the_request_runs(selection, ids):
+def test_blocks_are_represented_once_while_the_request_runs(selection):
     def fresh(*rows: BatchRow) -> list[int]:
         step = selection.step(rows)
         return [] if step is None else step.fresh.tolist()
@@ -81,9 +75,7 @@ def test_blocks_are_represented_once_while_the_request_runs(selection, ids):
     assert fresh(row(37)) == [11, 12, 13, 14, 15, 16, 17]
     assert fresh(row(38)) == []
     assert fresh(row(41)) == [18]
-    ids[0] = "other"
-    assert fresh(row(41)) == list(range(11, 19))
-    ids[0] = "one"
+    assert fresh(row(41, name="other")) == list(range(11, 19))
     assert fresh(row(41)) == list(range(11, 19)), "another request may have written to them"
     assert fresh(row(42, 12)) == list(range(11, 19)), "they are being written again"
     assert fresh(row(42, blocks=range(9, 29))) == list(range(10, 18))
@@ -91,4 +83,4 @@ def test_blocks_are_represented_once_while_the_request_runs(selection, ids):
 
 def test_too_small_a_budget_is_refused(keys):
     with pytest.raises(ValueError, match=f"less than {LEAST_BLOCKS}"):
-        selecting(keys, [], number=LEAST_BLOCKS - 1)
+        selecting(keys, number=LEAST_BLOCKS - 1)

@@ -34,16 +34,15 @@ class Given:
         self.layer = LayerKV(*map(PagedTensor.of, pools), *pools, FREQUENCIES)
         self.query = torch.randn(ENDS[-1], HEADS, SIZE).to(dtype)
         self.key, self.value = (torch.randn(ENDS[-1], KV_HEADS, SIZE).to(dtype) for _ in "kv")
-        self.request_ids = ["probe"]
         layers = dict.fromkeys(NAMES[:2], self.layer)
-        self.probes = Probes(layers, frozenset(["measured"]), lambda: self.request_ids)
+        self.probes = Probes(layers, frozenset(["measured"]))
         windows = tuple(Window(CONTEXT, length, CONTEXT) for length in LENGTHS)
         plan = TransferPlan(SPANS, attends=True, probe=7, probed_from=2, windows=windows)
         self.probes.update({"probe": plan}, [])
 
     def run(self, first: int, end: int) -> dict[str, Tensor]:
         """A step with the own tokens ``[first, end)``, behind another request's two: outputs by layer."""
-        step = self.probes.step([BatchRow(2, end - first, CONTEXT + end, ())])
+        step = self.probes.step([BatchRow("probe", 2, end - first, CONTEXT + end, ())])
         found = {}
         for name in NAMES:
             output = torch.full((2 + end - first, HEADS, SIZE), torch.nan)
@@ -117,4 +116,4 @@ def test_ended_probes_take_no_part():
     assert not given.probes.is_idle
     given.probes.update({}, ["probe"])
     assert given.probes.is_idle
-    assert given.probes.step([BatchRow(0, 3, CONTEXT + 3, ())]) == []
+    assert given.probes.step([BatchRow("probe", 0, 3, CONTEXT + 3, ())]) == []
