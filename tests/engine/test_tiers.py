@@ -361,15 +361,8 @@ def test_replicas_that_share_a_directory_share_what_is_in_it_by_the_registry(
     ids=["host", "file"],
 )
 def test_what_a_replica_has_in_a_tier_of_its_own_another_fetches(
-    tier: str,
-    holder: int,
-    start: StartServer,
-    start_with_tiers: StartServer,
-    tmp_path: Path,
-    oracle: Callable[[str], Oracle],
-    text: Text,
-    redis_server: RedisServer,
-) -> None:
+    tier, holder, start, start_with_tiers, tmp_path, oracle, text, redis_server
+):
     registry = ("--registry", redis_server.url, "--replica-name")
     environment = {"TESSERA_PEER_SECRET": "of these replicas alone", "REGISTRY": json.dumps({"timeout_s": 10})}
     a = start_with_tiers(tier.format(folder=tmp_path), *registry, "a", environment=environment)
