@@ -41,6 +41,7 @@ examples:
   {prog}
   {prog} --only kernels bandwidth --json results.json
   {prog} --only engine exactness --model ./Qwen3-8B -- --kv-cache-memory-bytes 8G
+  {prog} --only engine exactness -- --chunk-cache-placement attend
 
 How fast answers come: tessera bench.
 
