@@ -15,11 +15,13 @@ import logging
 import struct
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any, Final, cast
+from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError
 
@@ -41,6 +43,9 @@ BATCH = 500
 """Documents per round trip of :meth:`RedisRegistry.publish`."""
 _WRONG_TYPE = "WRONGTYPE"
 """How Redis begins to say that a key has another type than a command is for."""
+_SENTINEL: Final = "+sentinel"
+"""Behind the scheme of URLs that name sentinels: ``redis+sentinel://host:26379,other:26379/primary/0``."""
+_SENTINEL_PORT: Final = 26379
 _HOLDING = struct.Struct("<I")
 _TIER_BITS = 2
 
@@ -52,7 +57,7 @@ class RedisRegistry:
     """
 
     def __init__(self, url: str, key: PeerKey | None = None, *, timeout_s: float = 0.1, lease_s: float = 5.0) -> None:
-        """Connects on first use. Raises ``ValueError`` for a URL that is not a Redis URL.
+        """Connects on first use. Raises ``ValueError`` for a URL that is not a Redis URL, or names no sentinels.
 
         ``key`` seals heartbeats, and those that it hasn't sealed are ignored; without it, any are believed.
         """
@@ -65,11 +70,19 @@ class RedisRegistry:
         self._listed: Collection[bytes] = ()
         # Without timeouts of its own: with them the client awaits asyncio.wait_for, which in Python 3.11 may swallow a
         # cancellation, so that a server would not stop. `_round_trip` limits the time.
-        self._redis = Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=None, socket_connect_timeout=None)
+        options: dict[str, Any] = {
+            "retry": Retry(NoBackoff(), 0),
+            "socket_timeout": None,
+            "socket_connect_timeout": None,
+        }
+        self._sentinel, primary = _sentinel_of(url, options)
+        self._redis = Redis.from_url(url, **options) if self._sentinel is None else self._sentinel.master_for(primary)
 
     async def close(self) -> None:
         """Closes all connections."""
         await self._redis.aclose()
+        for each in self._sentinel.sentinels if self._sentinel is not None else ():
+            await each.aclose()
 
     async def beat(self, replica: Replica) -> bool:
         heartbeat = self._heartbeat(replica.id.encode())
@@ -88,11 +101,12 @@ class RedisRegistry:
 
     async def replicas(self) -> list[Replica]:
         """At most :data:`MOST_REPLICAS`; who is listed stays so while its heart beats."""
-        members, heartbeats = await self._heartbeats_of(self._ids)
-        if members != set(self._ids):  # changed since the last call, or more than are listed
-            living = [id for id in self._ids if heartbeats[id] is not None and id in self._listed]
-            self._ids = tuple(dict.fromkeys([*living, *sorted(members)]))[:MOST_REPLICAS]
-            _, heartbeats = await self._heartbeats_of(self._ids)
+        ids = self._ids  # other calls may change them meanwhile
+        members, heartbeats = await self._heartbeats_of(ids)
+        if members != set(ids):  # changed since the last call, or more than are listed
+            living = [id for id in ids if heartbeats[id] is not None and id in self._listed]
+            self._ids = ids = tuple(dict.fromkeys([*living, *sorted(members)]))[:MOST_REPLICAS]
+            _, heartbeats = await self._heartbeats_of(ids)
         if gone := [id for id, value in heartbeats.items() if value is None]:
             async with self._round_trip() as pipe:
                 pipe.srem(self._replicas, *gone)
@@ -211,6 +225,8 @@ class RedisRegistry:
             async with asyncio.timeout(self._timeout_s), self._redis.pipeline(transaction=transaction) as pipe:
                 yield pipe
         except TimeoutError as error:
+            if self._sentinel is not None:  # perhaps it is the first of them that hangs
+                self._sentinel.sentinels.append(self._sentinel.sentinels.pop(0))
             raise RegistryError(f"Redis did not answer within {self._timeout_s:g} s") from error
         except ReadOnlyError as error:
             # The primary has become a replica: new connections find the new one.
@@ -233,6 +249,34 @@ class RedisRegistry:
 
     def _filler(self, document: DocumentKey) -> bytes:
         return PREFIX + b"f:" + document.digest
+
+
+def _sentinel_of(url: str, options: dict[str, Any]) -> tuple[Sentinel | None, str]:
+    """The sentinels that a URL names, and the name of the primary that they watch; none for other URLs.
+
+    Name and password in the URL are Redis's; ``rediss+sentinel`` speaks TLS with it and the sentinels.
+    """
+    parts = urlsplit(url)
+    if not parts.scheme.endswith(_SENTINEL):
+        return None, ""
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    name, _, database = parts.path.strip("/").partition("/")
+    username, _, password = map(unquote, credentials.partition(":"))
+    addresses = [urlsplit(f"//{host}") for host in hosts.split(",")]
+    is_known = parts.scheme.removesuffix(_SENTINEL) in ("redis", "rediss")
+    if not is_known or not name or not all(each.hostname for each in addresses):
+        raise ValueError("sentinels are given as redis+sentinel://HOST:26379,HOST:26379/NAME-OF-THE-PRIMARY/0")
+    if parts.scheme.startswith("rediss"):
+        options = {**options, "ssl": True}
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
+        [(str(each.hostname), each.port or _SENTINEL_PORT) for each in addresses],
+        sentinel_kwargs=options,
+        **options,
+        username=username or None,
+        password=password or None,
+        db=int(database or 0),
+    )
+    return sentinel, name
 
 
 def _is_of_wrong_type(answer: Any) -> bool:

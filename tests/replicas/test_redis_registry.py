@@ -3,6 +3,8 @@
 
 import asyncio
 import json
+import shutil
+import subprocess
 import time
 from contextlib import suppress
 
@@ -10,15 +12,19 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from redis import Redis
 
+from machine.server_process import free_port, is_free
 from replicas.redis_registry import BATCH, MOST_REPLICAS, RedisRegistry
 from replicas.registry import FILL_S, Claim, Found, RegistryError, origin_of
 from replicas.routing import Candidate, Wanted, rank
 from replicas.signing import PeerKey
 from tests.cache.helpers import holding, key, replica
 from tests.fuzzing import ends, json_values, objects
+from tests.redis_server import RedisServer
 from tests.support.peer_files import peer
 from tests.support.registries import InProcessRegistry
+from tests.support.waiting import until
 
 PATIENT_S = 10
 HANGS_S = 1
@@ -472,3 +478,59 @@ async def test_a_primary_that_became_a_replica_loses_its_connections(redis_regis
     redis_server.client.replicaof("NO", "ONE")
     await CALLS[name](redis_registry)
     assert own[0] not in [each["id"] for each in redis_server.client.client_list()]
+
+
+@pytest.fixture
+def sentinel(redis_server, tmp_path):
+    """A replica of Redis and a sentinel, by whose word it becomes the primary: the sentinel's port."""
+    other, port = RedisServer(tmp_path), free_port()
+    other.client.replicaof("127.0.0.1", redis_server.port)
+    config = tmp_path / "sentinel.conf"
+    watched = f"sentinel monitor main 127.0.0.1 {redis_server.port} 1\nsentinel down-after-milliseconds main 300\n"
+    config.write_text(f"port {port}\nbind 127.0.0.1\n{watched}sentinel failover-timeout main 2000\n")
+    process = subprocess.Popen([shutil.which("redis-server"), config, "--sentinel"], stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: not is_free(port))
+        asked = Redis(port=port)
+        until(lambda: asked.sentinel_slaves("main"))  # which it learns of from the primary, in ten seconds at most
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+        other.stop()
+
+
+async def test_after_a_failover_the_new_primary_that_sentinels_name_is_asked(redis_server, sentinel, connect):
+    registry = connect(url=f"redis+sentinel://127.0.0.1:{sentinel},127.0.0.1:9/main/0", timeout_s=2)
+    await registry.beat(replica(1))
+    assert await registry.beat(replica(1))
+    redis_server.stop()
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            with suppress(RegistryError):
+                await registry.beat(replica(1))
+                assert await registry.replicas() == [replica(1)]
+                break
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+    finally:
+        redis_server.start()
+
+
+async def test_a_sentinel_that_hangs_is_passed_over(sentinel, connect, unused_tcp_port):
+    async def hang(*_):
+        await asyncio.sleep(60)
+
+    async with await asyncio.start_server(hang, "127.0.0.1", unused_tcp_port):
+        url = f"redis+sentinel://127.0.0.1:{unused_tcp_port},127.0.0.1:{sentinel}/main"
+        registry = connect(url=url, timeout_s=HANGS_S)
+        with pytest.raises(RegistryError, match="did not answer"):
+            await registry.beat(replica(1))
+        assert not await registry.beat(replica(1))
+
+
+@pytest.mark.parametrize("url", ["redis+sentinel://host", "redis+sentinel:///main", "http+sentinel://host/main"])
+def test_sentinels_and_their_primary_must_be_named(url):
+    with pytest.raises(ValueError, match="sentinels are given as"):
+        RedisRegistry(url)
