@@ -24,6 +24,7 @@ from tests.support.tier_servers import archived, origins, to_sleep
 
 FEW_BLOCKS = (*BLOCKS, "--max-model-len", "700")
 Serve = Callable[..., TesseraServer]
+pytestmark = pytest.mark.matrix
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,6 @@ def test_the_same_tokens_behind_other_system_segments(adapted, adapter, text):
         assert_exact(response, adapter.oracle, "offset")
 
 
-@pytest.mark.matrix
 def test_ordinary_requests_are_bit_for_bit_those_of_a_server_without_it(adapted, plain, text):
     bodies = [{"messages": [{"role": "user", "content": text(length)}]} for length in (20, 150)]
     full = {"system": "Answer.", "chunks": [text(90)], "question": text(9), "cache": {"mode": "full"}}
@@ -124,7 +124,6 @@ def test_from_a_tier_and_never_without_the_adapter(adapted, plain, adapter, orac
     archived(plain)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("placement", ["in-place", "attend"])
 def test_placements_and_evictions(placement, serve, adapter, oracle, text):
     flags = ("--chunk-cache-placement", placement, "--block-size", "32", *SMALL)

@@ -9,16 +9,21 @@ from tests.support.accessibility import check
 from tests.web.conftest import EXAMPLE
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.matrix)])
 def themed(request, page):
     """The page in a theme that its button sets, against the system's theme."""
     return in_theme(page, request.param)
 
 
-DARK = pytest.param(("dark", 1280), id="dark", marks=pytest.mark.matrix)
+OTHERS = {"dark": ("dark", 1280), "phone": ("light", 360)}
 
 
-@pytest.fixture(params=[pytest.param(("light", 1280), id="light"), DARK, pytest.param(("light", 360), id="phone")])
+@pytest.fixture(
+    params=[
+        pytest.param(("light", 1280), id="light"),
+        *(pytest.param(each, id=name, marks=pytest.mark.matrix) for name, each in OTHERS.items()),
+    ]
+)
 def sized(request, page):
     theme, width = request.param
     page.set_viewport_size({"width": width, "height": 800})
