@@ -48,6 +48,7 @@ class TierChain:
         self._readers = {tier.name: _Caller(f"{tier.name}-read", READERS) for tier in tiers}
         self._writers = {tier.name: _Caller(f"{tier.name}-write", 1) for tier in tiers}
         self._told_unsigned: set[str] = set()
+        self._last_deletion = object()
 
     @property
     def timeout_s(self) -> float:
@@ -68,6 +69,7 @@ class TierChain:
         ``check`` raises ``ValueError`` for a bad file; no file has more than ``max_bytes``. A tier that takes longer
         than ``limit_s`` is passed over.
         """
+        last_deletion = self._last_deletion
         for i, tier in enumerate(self.tiers):
             if tier.name not in among:
                 continue
@@ -90,9 +92,17 @@ class TierChain:
                 continue
             events.add(tier.name, "loaded")
             for faster in self.tiers[:i]:
-                self._write(faster, partial(faster.put, address, file), events)
+                self._write(faster, partial(self._promote, faster, address, file, last_deletion), events)
             return tier.name, checked
         return None
+
+    def _promote(self, tier: StorageTier, address: Address, file: Buffer, last_deletion: object) -> None:
+        """Stores what a slower tier had in the one thread that writes to this tier.
+
+        Not if anything was deleted meanwhile: perhaps this file, which would be back.
+        """
+        if self._last_deletion is last_deletion:
+            tier.put(address, file)
 
     def put(self, address: Address, file: Buffer, events: Events) -> None:
         """Stores a file in every tier that takes it."""
@@ -104,11 +114,13 @@ class TierChain:
 
     def delete(self, address: Address, events: Events) -> None:
         """Drops a file from every tier that answers."""
+        self._last_deletion = object()
         for tier in self.tiers:
             self._write(tier, partial(tier.delete, address), events)
 
     def delete_all(self, is_meant: Callable[[Address], bool], events: Events) -> None:
         """Drops all files of such addresses from every tier that answers."""
+        self._last_deletion = object()
         for tier in self.tiers:
             self._write(tier, partial(_delete_all, tier, is_meant), events)
 

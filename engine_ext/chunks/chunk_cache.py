@@ -414,7 +414,7 @@ class ChunkCache:
         if (entry := self.manager.away.get(key)) is None:
             return None
         answer, file = await self.transfers.read_stored(entry, rank)
-        note_events(self.metrics, [answer])
+        note_events(self.metrics, [replace(answer, held={})])  # other workers hold bytes, too
         return file if answer.tier is not None else None
 
     def release(self, lease: Lease) -> None:

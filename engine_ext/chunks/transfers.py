@@ -35,8 +35,8 @@ from engine_ext.wire.worker_messages import (
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 16
-"""Segments that move at once, beside one that is stored."""
+_AT_ONCE, _GIVEN_AT_ONCE = 16, 8
+"""Segments that move at once for this replica, and for others, beside one that is stored."""
 
 
 class TransferError(Exception):
@@ -53,28 +53,32 @@ class PoolTransfers:
         self.num_workers = len(addresses)
         """Files of each segment."""
         # Each exchange takes a thread while it waits.
-        threads = ThreadPoolExecutor((_AT_ONCE + 2) * len(addresses), thread_name_prefix="transfers")
+        number = _AT_ONCE + _GIVEN_AT_ONCE + 2
+        threads = ThreadPoolExecutor(number * len(addresses), thread_name_prefix="transfers")
         memory = KeptMemory()
-        lanes = [[_Worker(address, threads, memory) for address in addresses] for _ in range(_AT_ONCE)]
-        self._lanes = asyncio.Queue[list[_Worker]]()
-        for lane in lanes:
+        lanes = [[_Worker(address, threads, memory) for address in addresses] for _ in range(number - 2)]
+        self._lanes, self._giving = asyncio.Queue[list[_Worker]](), asyncio.Queue[list[_Worker]]()
+        for lane in lanes[:_AT_ONCE]:
             self._lanes.put_nowait(lane)
+        # Of their own: this replica's requests don't wait for what others read from a slow tier.
+        for lane in lanes[_AT_ONCE:]:
+            self._giving.put_nowait(lane)
         self._storing = [_Worker(address, threads, memory) for address in addresses]
         self._of_blocks = [_Worker(blocks_address(address), threads, memory) for address in addresses if keeps_prefixes]
         self._workers = [worker for lane in (*lanes, self._storing, self._of_blocks) for worker in lane]
         self._threads = threads
 
     async def read(self, entry: ChunkKVCache, rank: int) -> memoryview:
-        """One worker's file of a segment that the caller leases; raises :class:`TransferError`."""
-        async with self._lane() as workers:
+        """One worker's file, for others, of a segment that the caller leases; raises :class:`TransferError`."""
+        async with self._lane(self._giving) as workers:
             return await workers[rank].read(Read(self._label(entry, rank), entry.pages, entry.tag))
 
     async def read_stored(self, entry: ChunkKVCache, rank: int) -> tuple[Answer, memoryview]:
-        """One worker's file of a segment in its tiers, and its answer; raises :class:`TransferError`.
+        """One worker's file, for others, of a segment in its tiers, and its answer; raises :class:`TransferError`.
 
         The answer names the tier that had the file. If none had, the file is empty.
         """
-        async with self._lane() as workers:
+        async with self._lane(self._giving) as workers:
             return await workers[rank].exchanged(ReadStored(self._label(entry, rank)))
 
     async def fetch(self, entry: ChunkKVCache, url: str, secret: str, limit_s: float) -> list[Answer]:
@@ -144,13 +148,14 @@ class PoolTransfers:
         self._threads.shutdown(wait=False)
 
     @asynccontextmanager
-    async def _lane(self) -> "AsyncIterator[list[_Worker]]":
-        """A connection to each worker, once one of the lanes is free."""
-        lane = await self._lanes.get()
+    async def _lane(self, lanes: "asyncio.Queue[list[_Worker]] | None" = None) -> "AsyncIterator[list[_Worker]]":
+        """A connection to each worker, once one of the ``lanes``, by default for this replica, is free."""
+        lanes = lanes or self._lanes
+        lane = await lanes.get()
         try:
             yield lane
         finally:
-            self._lanes.put_nowait(lane)
+            lanes.put_nowait(lane)
 
     async def _all(self, workers: "Sequence[_Worker]", message_to: Callable[[int], SegmentMessage]) -> list[Answer]:
         """The answers of all workers; ``message_to`` gives the message by rank."""

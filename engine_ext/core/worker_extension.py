@@ -89,10 +89,11 @@ class ChunkCacheWorkerExtension:
             return list(self.model_runner.input_batch.req_ids)
         return [self.model_runner.req_states.index_to_req_id[int(index)] for index in indices]
 
-    def _prompts(self) -> Sequence[int]:
-        """The lengths of the prompts of a step's requests, in order."""
-        lengths: list[int] = self.model_runner.input_batch.num_prompt_tokens.tolist()
-        return lengths
+    def _prompts(self, request_ids: Sequence[str]) -> list[int]:
+        """The lengths of requests' prompts, by model runner V2 or V1."""
+        if (states := getattr(self.model_runner, "req_states", None)) is not None:
+            return [int(states.prompt_len.np[states.req_id_to_index[name]]) for name in request_ids]
+        return [self.model_runner.requests[name].num_prompt_tokens for name in request_ids]
 
     def _prepare(self, half: WorkerHalf) -> PoolDescription:
         half.readers.request_ids = self._request_ids

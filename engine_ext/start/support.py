@@ -114,7 +114,10 @@ def attention_reason(config: VllmConfig, *, on_gpus: bool = False) -> str | None
             drafts is not None and drafts.method not in DRAFTS_BY_TEXT,
             "a model that drafts tokens has layers of its own",
         ),
-        (config.parallel_config.enable_dbo, "--enable-dbo splits a step's tokens"),
+        (config.parallel_config.use_ubatching, "--enable-dbo or --ubatch-size splits a step's tokens"),
+        # Not in every version. Metadata of these is by the numbers of a step's rows, of which vLLM gets a part.
+        (getattr(config.model_config, "is_mm_prefix_lm", False), "tokens of an image see later ones"),
+        (getattr(config.model_config, "rswa_window", None), "tokens see a window of the answer"),
         (not config.model_config.disable_cascade_attn, "cascade attention counts references to blocks"),
         (others, f"{', '.join(others)} would pass on blocks that lack the chunks"),
     ]

@@ -247,6 +247,22 @@ def test_a_chain_takes_the_first_that_has_it_and_tells_the_faster():
     assert stored.happened == [("first", "stored"), ("second", "stored")]
 
 
+def test_what_is_deleted_while_a_slow_tier_reads_it_is_in_no_faster_one_afterwards():
+    fast, slow = MemoryTier(MOST), MemoryTier(MOST)
+    slow.name = "slow"
+    chain, get = TierChain([fast, slow]), slow.get
+    slow.put(address(1), b"file")
+
+    def get_while_it_is_deleted(*arguments):
+        found = get(*arguments)
+        chain.delete(address(1), Events())
+        return found
+
+    slow.get = get_while_it_is_deleted
+    assert chain.get(address(1), MOST, ["host", "slow"], bytes, Events()) == ("slow", b"file")
+    assert held(fast) == held(slow) == {}
+
+
 def test_a_chain_quarantines_what_is_damaged_and_asks_the_next():
     both = Chain()
     both.first.put(address(1), b"damaged")

@@ -45,7 +45,7 @@ class SparseStep:
 
 
 class DecodingSelection:
-    """Chooses blocks in the ``layers``, within a budget of blocks; ``prompts`` has the lengths of a step's prompts.
+    """Chooses blocks in the ``layers``, within a budget of blocks; ``prompts`` has the lengths of requests' prompts.
 
     Representations are kept beside vLLM's blocks, as long as the same request holds them step by step.
     """
@@ -55,7 +55,7 @@ class DecodingSelection:
         layers: Mapping[str, LayerKV],
         policy: SelectionPolicy,
         num_blocks: int,
-        prompts: Callable[[], Sequence[int]],
+        prompts: Callable[[Sequence[str]], Sequence[int]],
     ) -> None:
         if num_blocks < LEAST_BLOCKS:
             raise ValueError(f"a budget of {num_blocks} blocks is less than {LEAST_BLOCKS}")
@@ -85,7 +85,8 @@ class DecodingSelection:
         """Plans a step; ``None`` if all of its tokens read everything."""
         size, represented = self._block_tokens, dict[str, list[int]]()
         tokens, lengths, blocks, fresh, dense = [], list[int](), list[Tensor](), list[int](), []
-        for number, (prompt, row) in enumerate(zip(self._prompts(), rows, strict=False)):
+        prompts = self._prompts([row.request_id for row in rows])
+        for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
             begin = row.length - row.num_tokens
             cut = min(max(begin, prompt, self._num_blocks * size), row.length)
             if cut > begin:

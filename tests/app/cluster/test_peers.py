@@ -12,6 +12,7 @@ from app.cluster import peers as peers_module
 from app.cluster import prefillers as prefillers_module
 from cache.eviction.removal import Removal
 from cache.segments.holdings import Holding, Tier
+from engine_ext.wire.worker_messages import Answer
 from replicas.peer_file import FINGERPRINT_HEADER
 from replicas.registry import RegistryError
 from tests.engine_ext.fake_llm import turns
@@ -150,6 +151,21 @@ async def test_what_is_in_storage_is_fetched_by_replicas_that_do_not_read_it_the
     await a.ask(A)
     await left_to_tiers(a, "file")
     assert await b.ask(A) == expected
+
+
+async def test_the_bytes_in_tiers_are_those_of_all_workers_when_one_sends_a_file(pair):
+    a, _ = pair
+    await left_to_tiers(a, "host")
+    a.cache.metrics.tier_bytes["host"] = 200
+
+    async def read_stored(entry, rank):
+        return Answer(tier="host", num_bytes=4, held={"host": 100}), memoryview(b"file")
+
+    a.transfers.read_stored = read_stored
+    key = next(entry.key for entry in a.manager.away if not entry.is_system)
+    assert await a.cache.file(key, 1) == b"file"
+    assert a.cache.metrics.tier_bytes["host"] == 200
+    assert a.cache.metrics.loaded_bytes["host"] == 4
 
 
 async def test_the_fastest_holder_is_asked_first_and_slow_tiers_have_a_pace_of_their_own(nodes):

@@ -23,7 +23,7 @@ def keys() -> torch.Tensor:
 
 def selecting(keys: torch.Tensor, prompt: int = PROMPT, number: int = NUMBER) -> DecodingSelection:
     layer = LayerKV(PagedTensor.of(keys), PagedTensor.of(keys), keys, keys, FREQUENCIES)
-    return DecodingSelection({"layer": layer}, POLICIES["attention"], number, lambda: [prompt] * 2)
+    return DecodingSelection({"layer": layer}, POLICIES["attention"], number, lambda names: [prompt] * len(names))
 
 
 @pytest.fixture

@@ -116,3 +116,23 @@ def test_a_pool_larger_than_the_free_memory_is_refused(is_ascend, monkeypatch):
     with pytest.raises(PoolSizeError, match="2 MiB are more than the 1 MiB that are free") as raised:
         ChunkCacheWorkerExtension()._prepare(WorkerHalf(2 << 20, 32, 32))
     assert "a smaller --chunk-cache-memory" in remedy_for(str(raised.value))
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [
+        SimpleNamespace(
+            requests={"a": SimpleNamespace(num_prompt_tokens=5), "b": SimpleNamespace(num_prompt_tokens=7)}
+        ),
+        SimpleNamespace(
+            req_states=SimpleNamespace(
+                prompt_len=SimpleNamespace(np=torch.tensor([0, 5, 7]).numpy()), req_id_to_index={"a": 1, "b": 2}
+            )
+        ),
+    ],
+    ids=["V1", "V2"],
+)
+def test_the_lengths_of_prompts_are_known_to_either_model_runner(runner):
+    extension = ChunkCacheWorkerExtension()
+    extension.model_runner = runner
+    assert extension._prompts(["b", "a"]) == [7, 5]

@@ -182,6 +182,8 @@ def config(model: ModelConfig) -> VllmConfig:
         ("model_config", "disable_cascade_attn", False, "cascade attention", "cascade attention"),
         ("cache_config", "cache_dtype", "fp8", "None", "quantized KV cache"),
         ("parallel_config", "enable_dbo", True, "None", "--enable-dbo"),
+        ("parallel_config", "ubatch_size", 2, "None", "--ubatch-size"),
+        ("model_config", "is_mm_prefix_lm", True, "None", "tokens of an image"),
     ],
 )
 def test_why_blocks_are_not_shared_in_place_or_attended_to(
