@@ -33,7 +33,6 @@ ALLOWED = {
     "engine_ext/core/pages.py": ({"cpu", "tolist"}, "the self-check's comparison; tags, which are NumPy's"),
     "engine_ext/core/prefixes/worker.py": ({"tolist"}, "numbers of blocks, which are NumPy's"),
     "engine_ext/core/rotary.py": ({"cpu"}, "at the start"),
-    "engine_ext/core/worker_extension.py": ({"tolist"}, "lengths of prompts, which are NumPy's"),
     "kernels/attention/reference.py": ({"tolist"}, "for tests"),
     "kernels/attention/triton_attention.py": ({"tolist"}, "of the plan, which is on the CPU"),
     "kernels/layout.py": ({"cpu", "nonzero", "tolist"}, "at the start"),
