@@ -38,9 +38,13 @@ def test_many_requests_at_once(server: TesseraServer, oracle: Any, text: Text) -
     assert_many_requests_at_once_are_exact(server, oracle("tiny-llama"), text)
 
 
-@pytest.mark.parametrize("placement", ["copy", "attend"])
-def test_a_gpus_attention_and_kernels(placement: str, serve: Any, oracle: Any, text: Text) -> None:
-    environment = {"PYTHONPATH": f"{RUNTIME}{os.pathsep}{python_path()}", "GPU_RUNTIME_ATTENTION": "triton"}
+@pytest.mark.parametrize(("placement", "layout"), [("copy", "NHD"), ("attend", "NHD"), ("attend", "HND")])
+def test_a_gpus_attention_and_kernels(placement: str, layout: str, serve: Any, oracle: Any, text: Text) -> None:
+    environment = {
+        "PYTHONPATH": f"{RUNTIME}{os.pathsep}{python_path()}",
+        "GPU_RUNTIME_ATTENTION": "triton",
+        "VLLM_KV_CACHE_LAYOUT": layout,
+    }
     server = serve("tiny-llama", "--chunk-cache-placement", placement, "--block-size", "16", environment=environment)
     chunks = [text(40), text(23)]
     for strategy, asked in (("offset", chunks), ("shared", chunks[::-1]), ("offset", [text(17), *chunks])):
