@@ -7,7 +7,7 @@ vLLM's own path untouched; in a mixed step, vLLM's own code computes the other t
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -172,6 +172,23 @@ class ExtendedImpl:
         for each in computed:
             each.compute(self, layer, given)
         return output
+
+
+class ExtendedBackend:
+    """A backend by the name of vLLM's, with these parts. Stands before vLLM's backend among the bases."""
+
+    builder: ClassVar[type[ExtendedBuilder]]
+    impl: ClassVar[type[ExtendedImpl]]
+
+    @classmethod
+    def get_builder_cls(cls) -> Any:
+        """As vLLM's."""
+        return cls.builder
+
+    @classmethod
+    def get_impl_cls(cls) -> Any:
+        """As vLLM's."""
+        return cls.impl
 
 
 def _registered() -> Readers | None:

@@ -19,7 +19,7 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from engine_ext.core.attention.backend import Computed, ExtendedBuilder, ExtendedImpl, Tensors, of_rows
+from engine_ext.core.attention.backend import Computed, ExtendedBackend, ExtendedBuilder, ExtendedImpl, Tensors, of_rows
 from engine_ext.core.attention.decoding import DecodingSelection, SparseStep
 from engine_ext.core.attention.readers import Reader
 
@@ -80,15 +80,7 @@ def _of_heads(
     return result.view(query.shape)
 
 
-class ChunkAttentionBackend(CPUAttentionBackend):
-    """vLLM's backend by the same name, with this module's parts."""
+class ChunkAttentionBackend(ExtendedBackend, CPUAttentionBackend):
+    """vLLM's, extended."""
 
-    @staticmethod
-    def get_impl_cls() -> type[ChunkAttentionImpl]:
-        """As vLLM's."""
-        return ChunkAttentionImpl
-
-    @staticmethod
-    def get_builder_cls() -> type[ChunkAttentionMetadataBuilder]:
-        """As vLLM's."""
-        return ChunkAttentionMetadataBuilder
+    builder, impl = ChunkAttentionMetadataBuilder, ChunkAttentionImpl

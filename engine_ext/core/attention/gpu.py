@@ -19,7 +19,7 @@ from vllm.v1.attention.backends.triton_attn import (
     TritonAttentionMetadataBuilder,
 )
 
-from engine_ext.core.attention.backend import ExtendedBuilder, ExtendedImpl
+from engine_ext.core.attention.backend import ExtendedBackend, ExtendedBuilder, ExtendedImpl
 
 
 class ChunkFlashBuilder(ExtendedBuilder, FlashAttentionMetadataBuilder):
@@ -32,18 +32,10 @@ class ChunkFlashImpl(ExtendedImpl, FlashAttentionImpl):
     """vLLM's, extended."""
 
 
-class ChunkFlashBackend(FlashAttentionBackend):
-    """vLLM's backend by the same name, with this module's parts."""
+class ChunkFlashBackend(ExtendedBackend, FlashAttentionBackend):
+    """vLLM's, extended."""
 
-    @staticmethod
-    def get_impl_cls() -> type[ChunkFlashImpl]:
-        """As vLLM's."""
-        return ChunkFlashImpl
-
-    @staticmethod
-    def get_builder_cls() -> type[ChunkFlashBuilder]:
-        """As vLLM's."""
-        return ChunkFlashBuilder
+    builder, impl = ChunkFlashBuilder, ChunkFlashImpl
 
 
 class ChunkTritonBuilder(ExtendedBuilder, TritonAttentionMetadataBuilder):
@@ -56,15 +48,7 @@ class ChunkTritonImpl(ExtendedImpl, TritonAttentionImpl):
     """vLLM's, extended."""
 
 
-class ChunkTritonBackend(TritonAttentionBackend):
-    """vLLM's backend by the same name, with this module's parts."""
+class ChunkTritonBackend(ExtendedBackend, TritonAttentionBackend):
+    """vLLM's, extended."""
 
-    @staticmethod
-    def get_impl_cls() -> type[ChunkTritonImpl]:
-        """As vLLM's."""
-        return ChunkTritonImpl
-
-    @staticmethod
-    def get_builder_cls() -> type[ChunkTritonBuilder]:
-        """As vLLM's."""
-        return ChunkTritonBuilder
+    builder, impl = ChunkTritonBuilder, ChunkTritonImpl
