@@ -157,16 +157,13 @@ class TransferServer:
         return file
 
     def _read_stored(self, message: ReadStored, answer: Answer) -> Buffer:
-        label, names = message.label, [tier.name for tier in self._chain.tiers]
+        label = message.label
 
         def checked(data: Buffer) -> Buffer:
             self._unpack(data, label)
             return data
 
-        found = self._chain.get(_address(label), self._largest(label), names, checked, Events(answer.events))
-        answer.tier, file = found or (None, b"")
-        answer.num_bytes = len(file)
-        return file
+        return self._from_tiers(label, self._largest(label), checked, answer)
 
     def _load(self, message: Load, answer: Answer) -> None:
         label = message.label
@@ -202,11 +199,18 @@ class TransferServer:
         self._chain.put(address, message.file, events)
 
     def _find_record(self, message: FindRecord, answer: Answer) -> None:
+        label = message.label
+        answer.record = bytes(self._from_tiers(label, LARGEST_RECORD, partial(_checked_record, label=label), answer))
+
+    def _from_tiers(
+        self, label: ChunkFileLabel, most_bytes: int, check: Callable[[Buffer], Buffer], answer: Answer
+    ) -> Buffer:
+        """A file from the first tier whose file passes ``check``, which the answer names; empty if none has it."""
         names = [tier.name for tier in self._chain.tiers]
-        checked = partial(_checked_record, label=message.label)
-        found = self._chain.get(_address(message.label), LARGEST_RECORD, names, checked, Events(answer.events))
-        answer.tier, answer.record = found or (None, b"")
-        answer.num_bytes = len(answer.record)
+        found = self._chain.get(_address(label), most_bytes, names, check, Events(answer.events))
+        answer.tier, file = found or (None, b"")
+        answer.num_bytes = len(file)
+        return file
 
     def _largest(self, label: ChunkFileLabel) -> int:
         """Bytes that a segment's file has at most."""

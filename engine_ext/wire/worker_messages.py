@@ -40,7 +40,7 @@ class Read(_OfPages):
 
 
 class ReadStored(_Message):
-    """Send a segment's file from the first ``tier`` that has it; the file follows the answer."""
+    """Send a segment's file from the first tier that has it, which the answer names; the file follows."""
 
     label: ChunkFileLabel
 
