@@ -53,24 +53,22 @@ class PoolTransfers:
         self.num_workers = len(addresses)
         """Files of each segment."""
         # Each exchange takes a thread while it waits.
-        number = _AT_ONCE + _GIVEN_AT_ONCE + 2
-        threads = ThreadPoolExecutor(number * len(addresses), thread_name_prefix="transfers")
+        threads = ThreadPoolExecutor((_AT_ONCE + _GIVEN_AT_ONCE + 2) * len(addresses), thread_name_prefix="transfers")
         memory = KeptMemory()
-        lanes = [[_Worker(address, threads, memory) for address in addresses] for _ in range(number - 2)]
-        self._lanes, self._giving = asyncio.Queue[list[_Worker]](), asyncio.Queue[list[_Worker]]()
-        for lane in lanes[:_AT_ONCE]:
-            self._lanes.put_nowait(lane)
-        # Of their own: this replica's requests don't wait for what others read from a slow tier.
-        for lane in lanes[_AT_ONCE:]:
-            self._giving.put_nowait(lane)
+        # Others have lanes of their own: this replica's requests don't wait for what they read from a slow tier.
+        own, giving = (
+            [[_Worker(address, threads, memory) for address in addresses] for _ in range(number)]
+            for number in (_AT_ONCE, _GIVEN_AT_ONCE)
+        )
+        self._own, self._giving = _queue_of(own), _queue_of(giving)
         self._storing = [_Worker(address, threads, memory) for address in addresses]
         self._of_blocks = [_Worker(blocks_address(address), threads, memory) for address in addresses if keeps_prefixes]
-        self._workers = [worker for lane in (*lanes, self._storing, self._of_blocks) for worker in lane]
+        self._workers = [worker for lane in (*own, *giving, self._storing, self._of_blocks) for worker in lane]
         self._threads = threads
 
     async def read(self, entry: ChunkKVCache, rank: int) -> memoryview:
         """One worker's file, for others, of a segment that the caller leases; raises :class:`TransferError`."""
-        async with self._lane(self._giving) as workers:
+        async with _lane_of(self._giving) as workers:
             return await workers[rank].read(Read(self._label(entry, rank), entry.pages, entry.tag))
 
     async def read_stored(self, entry: ChunkKVCache, rank: int) -> tuple[Answer, memoryview]:
@@ -78,7 +76,7 @@ class PoolTransfers:
 
         The answer names the tier that had the file. If none had, the file is empty.
         """
-        async with self._lane(self._giving) as workers:
+        async with _lane_of(self._giving) as workers:
             return await workers[rank].exchanged(ReadStored(self._label(entry, rank)))
 
     async def fetch(self, entry: ChunkKVCache, url: str, secret: str, limit_s: float) -> list[Answer]:
@@ -87,7 +85,7 @@ class PoolTransfers:
         It may be loaded only if every worker fetched its own. It returns, even if cancelled, only when all workers have
         stopped writing: the pages may then be reused. Raises :class:`TransferError` for files of something else.
         """
-        async with self._lane() as workers:
+        async with _lane_of(self._own) as workers:
             return await self._all(
                 workers, lambda rank: Fetch(self._label(entry, rank), entry.pages, entry.tag, url, secret, limit_s)
             )
@@ -98,7 +96,7 @@ class PoolTransfers:
         It may be loaded only if each worker's answer names a tier. A tier that takes longer than ``limit_s``, if that
         is not 0, is passed over. Raises :class:`TransferError`.
         """
-        async with self._lane() as workers:
+        async with _lane_of(self._own) as workers:
             return await self._all(
                 workers, lambda rank: Load(self._label(entry, rank), entry.pages, entry.tag, tuple(tiers), limit_s)
             )
@@ -112,20 +110,20 @@ class PoolTransfers:
 
     async def drop(self, key: ChunkHash) -> None:
         """Drops a segment from every tier; raises :class:`TransferError`."""
-        async with self._lane() as workers:
+        async with _lane_of(self._own) as workers:
             for rank, worker in enumerate(workers):
                 await worker.ask(Drop(ChunkFileLabel(self._fingerprint, str(key), "", "", rank, self.num_workers)))
 
     async def keep_record(self, key: ChunkHash, data: bytes) -> None:
         """Stores the record of a chunk id in every tier, instead of an earlier one; raises :class:`TransferError`."""
         label = self._record_label(str(key))
-        async with self._lane() as workers:
+        async with _lane_of(self._own) as workers:
             await workers[0].ask(KeepRecord(label, bytes(pack_file(label, record_tensors(data)))))
 
     async def find_record(self, key: ChunkHash) -> tuple[str | None, bytes]:
         """A record, and the tier that has it; raises :class:`TransferError`."""
         label = self._record_label(str(key))
-        async with self._lane() as workers:
+        async with _lane_of(self._own) as workers:
             answer = await workers[0].ask(FindRecord(label))
         if answer.tier is None:
             return None, b""
@@ -133,7 +131,7 @@ class PoolTransfers:
 
     async def list_records(self) -> list[ChunkHash]:
         """Keys of the engine's records in all tiers; raises :class:`TransferError`."""
-        async with self._lane() as workers:
+        async with _lane_of(self._own) as workers:
             answer = await workers[0].ask(ListRecords(self._fingerprint))
         return [ChunkHash(bytes.fromhex(key)) for key in answer.keys]
 
@@ -146,16 +144,6 @@ class PoolTransfers:
         for worker in self._workers:
             worker.close()
         self._threads.shutdown(wait=False)
-
-    @asynccontextmanager
-    async def _lane(self, lanes: "asyncio.Queue[list[_Worker]] | None" = None) -> "AsyncIterator[list[_Worker]]":
-        """A connection to each worker, once one of the ``lanes``, by default for this replica, is free."""
-        lanes = lanes or self._lanes
-        lane = await lanes.get()
-        try:
-            yield lane
-        finally:
-            lanes.put_nowait(lane)
 
     async def _all(self, workers: "Sequence[_Worker]", message_to: Callable[[int], SegmentMessage]) -> list[Answer]:
         """The answers of all workers; ``message_to`` gives the message by rank."""
@@ -182,6 +170,27 @@ class PoolTransfers:
     def _label(self, entry: ChunkKVCache, rank: int) -> ChunkFileLabel:
         prefix, tokens = entry.identity.prefix.hex(), entry.identity.tokens.hex()
         return ChunkFileLabel(self._fingerprint, str(entry.key), prefix, tokens, rank, self.num_workers)
+
+
+Lane = list["_Worker"]
+"""A connection to each worker."""
+
+
+def _queue_of(lanes: Sequence[Lane]) -> asyncio.Queue[Lane]:
+    queue = asyncio.Queue[Lane]()
+    for lane in lanes:
+        queue.put_nowait(lane)
+    return queue
+
+
+@asynccontextmanager
+async def _lane_of(lanes: asyncio.Queue[Lane]) -> AsyncIterator[Lane]:
+    """One of the lanes, once one is free."""
+    lane = await lanes.get()
+    try:
+        yield lane
+    finally:
+        lanes.put_nowait(lane)
 
 
 class _Worker:
