@@ -7,9 +7,8 @@
 
 Times to first token over eight chunks of 512 tokens, with rounds that alternate between the pool and another place:
 host memory, a directory in the page cache, an object store that answers each request 20 ms late, another replica's pool
-and host memory. Each
-question comes to an idle server. Of directory and object store also with a plan that starts the loads 200 ms ahead of
-the question. Then, the time per output token of two answers, while 200 chunks load.
+and host memory. Each question comes to an idle server. Of directory and object store also with a plan that starts the
+loads 200 ms ahead of the question. Then, the time per output token of two answers, while 200 chunks load.
 """
 
 import argparse

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the question attends to most: windows are computed anew behind everything before them, and chunks are read again
-before it, exactly, and nothing else.
-"""
+"""Windows computed anew and chunks read again: the question chooses them, and answers are exact."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor

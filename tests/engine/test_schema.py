@@ -60,8 +60,15 @@ Schema = dict[str, Any]
 NUMBER = int(os.environ.get("FUZZ_EXAMPLES", "300"))
 MOST_TOKENS = 8
 """That an answer may have: what is asked is of interest here."""
-_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_tokens_per_doc", "min_tokens", "n")
-_LENGTHS += ("best_of",)
+_LENGTHS = (
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "max_tokens_per_doc",
+    "min_tokens",
+    "n",
+    "best_of",
+)
 _LEFT_OUT = ("/sleep", "/wake_up", "/pause", "/resume", "/scale_elastic_ep", "/abort_requests")
 _DEPTH = 4
 _SCALARS: dict[str, st.SearchStrategy[Any]] = {
