@@ -6,17 +6,11 @@ with the reason in every report.
 import json
 
 import pytest
-from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from tests.engine.conftest import COMMON
 from tests.support.exactness import assert_scored, full_attention
 from tests.support.saved_models import alibi, saved
-
-
-def sliding_window(vocab_size: int) -> PreTrainedModel:
-    two = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 2)
-    sizes = {"vocab_size": vocab_size, "hidden_size": 128, "intermediate_size": 256, "sliding_window": 64, **two}
-    return MistralForCausalLM(MistralConfig(**sizes))
 
 
 def mamba(vocab_size: int) -> PreTrainedModel:
@@ -27,7 +21,6 @@ def mamba(vocab_size: int) -> PreTrainedModel:
 @pytest.mark.parametrize(
     ("build", "words", "runs"),
     [
-        (sliding_window, "sliding-window attention in every layer (64 tokens)", True),
         (alibi, "ALiBi", True),
         # vLLM's CPU build lacks Mamba's kernels: it starts, but can't run a request.
         pytest.param(mamba, "Mamba", False),
