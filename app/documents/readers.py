@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-EDITION: Final = 2
+EDITION: Final = 3
 """Of what the readers and the splitter make of a file. Greater: files are read again, whose passages may differ."""
 MAX_PAGES = 2000
 MAX_CHARACTERS = 16 << 20
@@ -57,10 +57,23 @@ _HYPHEN: Final = re.compile("[\x02\ufffe]\\s*(\\S?)")
 _SELF_CLOSED: Final = re.compile(
     rb"<(?!(?:br|hr|img|input|link|meta|col|wbr)\b)([a-zA-Z][\w:.-]*+)((?:[^<>/]|/(?!>))*+)/>"
 )
-_MARKS: Final = {"sup": "^", "sub": "_", "msqrt": "√", "msup": "^", "msub": "_", "mfrac": "/"}
-"""Text for what only its place on the page tells: before an element."""
-_BEFORE_SECOND: Final = ("msup", "msub", "mfrac")
-"""Elements whose mark is before their second part."""
+_UNSEEN: Final = (
+    "noscript, iframe, rp, annotation, annotation-xml, :is([hidden], [style*='display:none' i], "
+    "[style*='display: none' i]):not(html, body, [role], [hidden=until-found i])"
+)
+"""What browsers don't show. With a role, it is a panel that a click opens."""
+_APART: Final = "button, textarea, select, optgroup, progress, meter, svg text, svg title, mtd"
+"""Elements that are apart from the words beside them on the page."""
+_MARKS: Final = {"sup": "^", "sub": "_"}
+"""Text for what only its place on the page tells."""
+_FORMULAS: Final = {
+    "msqrt": ("√",),
+    "msup": ("", "^"),
+    "mfrac": ("", "/"),
+    **dict.fromkeys(("msub", "munder"), ("", "_")),
+    **dict.fromkeys(("msubsup", "munderover"), ("", "_", "^")),
+}
+"""The same, before each part of a formula."""
 _UNSEEN_INPUTS: Final = ("hidden", "password", "image", "file", "color", "range")
 _HEADERS: Final = HeaderRegistry()
 _MAIL: Final = email.policy.default.clone(header_factory=lambda name, value: _HEADERS(name, value[:_HEADER_CHARACTERS]))
@@ -146,24 +159,28 @@ def read_html(file: bytes | str) -> Text:
             with suppress(UnreadableFileError):
                 file = _decoded(file)
     page = turbohtml.parse(file, detect_encoding=True, positions=False)
-    for unread in page.select("noscript, iframe, rp, annotation, annotation-xml"):
+    for unread in page.select(_UNSEEN):
         unread.decompose()
     for element in page.select(", ".join(_MARKS)):
         before = element.previous_sibling
-        is_first = element.tag not in _BEFORE_SECOND
-        marked = element if is_first else next(itertools.islice(_elements(element), 1, None), None)
         # Only behind a number a subscript changes what is read: 101₂, but H₂O.
-        if element.tag == "sub" and not (isinstance(before, turbohtml.Text) and before.text[-1:].isdigit()):
-            continue
-        if marked is not None:
-            marked.insert(0, turbohtml.Text(_MARKS[element.tag]))
+        if element.tag == "sup" or (isinstance(before, turbohtml.Text) and before.text[-1:].isdigit()):
+            element.insert(0, turbohtml.Text(_MARKS[element.tag]))
+    for element in page.select(", ".join(_FORMULAS)):
+        parts = [element] if element.tag == "msqrt" else _elements(element)
+        for part, mark in zip(parts, _FORMULAS[element.tag], strict=False):
+            is_one = len([*_elements(part)]) < 2
+            _put_around(part, mark if is_one else f"{mark}(", "" if is_one else ")")
     for element in page.select("input"):
         element.replace_with(turbohtml.Text(_shown(element.attrs)))
+    for element in page.select("img"):
+        element.replace_with(turbohtml.Text(element.attrs.get("alt") or ""))
+    for element in page.select(_APART):
+        _put_around(element, f" {element.attrs.get('label') or ''} ", " ")
     for element in page.select(":is(h1, h2, h3, h4, h5, h6) br"):
         element.replace_with(turbohtml.Text(" "))
     for element in page.select("rt"):
-        element.insert(0, turbohtml.Text("("))
-        element.append(turbohtml.Text(")"))
+        _put_around(element, "(", ")")
     for table in page.select("table"):
         _prepare_table(table)
     title = page.select_one("head > title")
@@ -367,7 +384,7 @@ def _prepare_table(table: Any) -> None:
     if (caption := next((each for each in _elements(table) if each.tag == "caption"), None)) is not None:
         caption.tag = "p"
         table.insert_before(caption.extract())
-    rows = [[*_elements(row)] for part in _elements(table) for row in _elements(part)]
+    rows = [cells for part in _elements(table) for row in _elements(part) if (cells := [*_elements(row)])]
     cells = [cell for row in rows for cell in row]
     is_sparse = len(rows) * max(map(len, rows), default=0) > _MOST_EMPTY * len(cells)
     if len(rows) == 1 or len(cells) == len(rows) or is_sparse or table.select_one(_IN_LAYOUT) is not None:
@@ -387,8 +404,15 @@ def _shown(field: Mapping[str, Any]) -> str:
     """The text that a form's field shows."""
     kind = str(field.get("type", "text")).lower()
     if kind in ("checkbox", "radio"):
-        return "[x] " if "checked" in field else "[ ] "
-    return "" if kind in _UNSEEN_INPUTS else f"{field.get('value') or ''} "
+        return " [x] " if "checked" in field else " [ ] "
+    return "" if kind in _UNSEEN_INPUTS else f" {field.get('value') or ''} "
+
+
+def _put_around(element: Any, before: str, behind: str) -> None:
+    import turbohtml
+
+    element.insert(0, turbohtml.Text(before))
+    element.append(turbohtml.Text(behind))
 
 
 def _elements(parent: Any) -> Iterator[Any]:
@@ -402,7 +426,6 @@ def _style() -> Any:
 
     return Markdown(
         links=Markdown.Links(ignore=True),
-        images=Markdown.Images(mode="alt"),
         escaping=Markdown.Escaping(mode="none", asterisks=False, underscores=False),
         converters={
             **dict.fromkeys(("b", "strong", "i", "em"), lambda _, text: text),  # else some are written as HTML

@@ -44,14 +44,31 @@ def html(page: str | bytes) -> str:
         ("<h1>One<br>two</h1><p>three", "# One two\n\nthree"),
         ("<math><msup><mi>x</mi><mn>2</mn></msup><mfrac><mn>1</mn><mn>3</mn></mfrac></math>", "x^21/3"),
         ("<math><msqrt><mn>2</mn></msqrt><msub><mi>x</mi><mn>1</mn></msub></math>", "√2x_1"),
+        (
+            "<math><msubsup><mi>x</mi><mn>1</mn><mn>2</mn></msubsup><msqrt><mi>a</mi><mi>b</mi></msqrt></math>",
+            "x_1^2√(ab)",
+        ),
+        (
+            "<math><mfrac><mrow><mi>a</mi><mo>+</mo><mn>1</mn></mrow><mn>2</mn></mfrac></math>",
+            "(a+1)/2",
+        ),
+        ("<math><mtable><mtr><mtd>1<mtd>2</mtable></math>", "1 2"),
         ("<p><b>Note:</b> a<i>b</i> <em>(c)</em> <strong>Grüße:</strong>", "Note: ab (c) Grüße:"),
         ("<p>Price <del>100</del> <s>é:</s> <ins>80</ins>", "Price ~~100~~ ~~é:~~ 80"),
         ("<p>Name <input value=Ada><input type=hidden value=x>!", "Name Ada !"),
+        (
+            "<p>Name<input value=Ada>Note<textarea>typed</textarea><button>Go</button><button>Stop",
+            "Name Ada Note typed Go Stop",
+        ),
+        ("<svg><title>Plan</title><text>Door</text><text>Lid<tspan>s</tspan></text></svg>", "Plan Door Lids"),
+        ("<p>a<span hidden>b</span><span style='display: none'>c</span>d<p hidden=until-found>e", "ad\n\ne"),
+        ("<body style=display:none><div role=tabpanel hidden>On macOS</div>", "On macOS"),  # a click opens it
         ("<p><input type=CHECKBOX checked>a <input type=radio>b", "[x] a [ ] b"),
         ("<p>re&shy;set", "reset"),
         ("<head><title>Emergency: 4711</title></head><body></body>", "Emergency: 4711"),
         ("<p>a\x0cb\x00c", "a bc"),
         ("<select><option>red<option>blue</select>", "red\nblue"),
+        ("<select><optgroup label=Warm><option>red<option>pink</select>", "Warm red\npink"),
         (xhtml("<p>hi<br/>you<script src='x'/></p><p>there</p>"), "hi\nyou\n\nthere"),
     ],
 )
@@ -74,6 +91,8 @@ def test_html_is_what_browsers_show(page, expected):
         ),
         ("<tr><td>a<td><td>b<tr><td><td><td><tr><td>c<td><td>d", "| a | b |\n| --- | --- |\n| c | d |"),
         ("<caption>Sizes</caption><tr><td>a<td>b<tr><td>c<td>d", "Sizes\n\n| a | b |\n| --- | --- |\n| c | d |"),
+        ("<colgroup><col><col></colgroup><tr><td>a<td>b<tr><td>c<td>d", "| a | b |\n| --- | --- |\n| c | d |"),
+        ("<tr><tr><tr><td>a<td>b<tr><td><img alt=yes src=x><td>d", "| a | b |\n| --- | --- |\n| yes | d |"),
         # Of tables that lay out the page, the parts are read.
         ("<tr><td><h1>T</h1><p>x<td><table><tr><td>1<td>2<tr><td>3<td>4</table>", None),
         ("<tr><td><pre>1\n2</pre><td><pre>def f():\n    pass</pre>", "```\n1\n2\n```\n\n```\ndef f():\n    pass\n```"),
