@@ -79,6 +79,8 @@ _HEADERS: Final = HeaderRegistry()
 _MAIL: Final = email.policy.default.clone(header_factory=lambda name, value: _HEADERS(name, value[:_HEADER_CHARACTERS]))
 """The standard library's parser of headers is quadratic."""
 _TERMINAL: Final = re.compile(r"\x1b\[[0-9;]*m")
+_CUT_OFF: Final = "rows not shown — worksheet truncated"
+"""What office-oxide says below the first 10,000 rows of a sheet."""
 _ROW: Final = re.compile(r"[^\n|]*\|[^\n]*\|")
 
 
@@ -174,7 +176,7 @@ def read_html(file: bytes | str) -> Text:
     for element in page.select("input"):
         element.replace_with(turbohtml.Text(_shown(element.attrs)))
     for element in page.select("img"):
-        element.replace_with(turbohtml.Text(element.attrs.get("alt") or ""))
+        element.replace_with(turbohtml.Text(str(element.attrs.get("alt") or "")))
     for element in page.select(_APART):
         _put_around(element, f" {element.attrs.get('label') or ''} ", " ")
     for element in page.select(":is(h1, h2, h3, h4, h5, h6) br"):
@@ -217,6 +219,7 @@ def read_office(file: bytes, type: Literal["docx", "pptx", "xlsx"]) -> Text:
         document = office_oxide.Document.from_bytes(file, type)
         html = document.to_html()
     except office_oxide.OfficeOxideError as error:
+    from markdown_it import MarkdownIt
         raise UnreadableFileError(f"this is not a {type} file that can be read: {error}") from error
     if type == "docx":
         return read_html(html)
@@ -225,6 +228,8 @@ def read_office(file: bytes, type: Literal["docx", "pptx", "xlsx"]) -> Text:
         return Text(_joined(parts), is_markdown=True)
     # Slides without text are no parts of the HTML, but they count.
     slides = [next(parts, "") if each["elements"] else "" for each in json.loads(document.to_ir_json())["sections"]]
+    if type == "xlsx" and _CUT_OFF in html:  # only its Markdown has all rows
+        html = MarkdownIt().enable("table").disable(["emphasis", "entity"]).render(document.to_markdown())
     made = _paged((*slides, *parts))
     return Text(made.text, is_markdown=True, page_starts=made.page_starts)
 

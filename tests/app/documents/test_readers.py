@@ -222,6 +222,14 @@ def test_workbooks_with_formulas_and_merged_cells():
 
 def test_slides_are_pages():
     made = read(pptx(shape("Pump", "title") + shape("It is blue."), shape("Valve", "title")), "a.pptx")
+def test_all_rows_of_a_long_sheet_are_read():
+    rows = "".join(f'<row r="{i}"><c r="A{i}"><v>{i}</v></c><c r="B{i}"><v>7</v></c></row>' for i in range(1, 10_002))
+    name = '<row r="10002"><c r="A10002" t="inlineStr"><is><t>_a|b*</t></is></c></row>'
+    made = text(xlsx(A=f"<sheetData>{rows}{name}</sheetData>"), "a.xlsx")
+    assert made.startswith("## A\n\n| 1 | 7 |\n")
+    assert made.endswith("| 10001 | 7 |\n| _a\\|b* |  |")
+
+
     assert made.text.strip() == "## Pump\n\nIt is blue.\n\n## Valve"
     assert [made.text[start:].split("\n")[0] for start in made.page_starts] == ["## Pump", "## Valve"]
     made = read(pptx("", shape("one"), "", shape("two")), "a.pptx")
