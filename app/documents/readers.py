@@ -81,6 +81,9 @@ _MAIL: Final = email.policy.default.clone(header_factory=lambda name, value: _HE
 _TERMINAL: Final = re.compile(r"\x1b\[[0-9;]*m")
 _CUT_OFF: Final = "rows not shown — worksheet truncated"
 """What office-oxide says below the first 10,000 rows of a sheet."""
+_TERMINAL: Final = re.compile(r"\x1b\[[0-9;]*m")
+_RAISED: Final = re.compile(r"\\super(?:\\[a-z]++-?+\d*+){0,8}+ (?=\w)")
+"""Before an exponent in rich text."""
 _ROW: Final = re.compile(r"[^\n|]*\|[^\n]*\|")
 
 
@@ -274,6 +277,7 @@ def read_rtf(file: bytes) -> Text:
     lines = _clean(rtf_to_text(marked, errors="replace")).split("\n")
     parts = itertools.groupby(lines, lambda line: _ROW.fullmatch(line) is not None or line.endswith("|"))
     return Text(
+    marked = _RAISED.sub(rf"\g<0>{_MARKS['sup']}", marked)
         "\n".join(
             f"\n{_table(line.removesuffix('|').split('|') for line in group)}\n" if is_table else "\n".join(group)
             for is_table, group in parts

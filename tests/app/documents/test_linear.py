@@ -90,6 +90,7 @@ FILES: dict[str, tuple[str, Shape]] = {
     "RTF: groups": ("a.rtf", lambda n: _rtf("{" * n + "x" + "}" * n)),
     "RTF: words": ("a.rtf", lambda n: _rtf("\\b a" * n)),
     "RTF: escapes": ("a.rtf", lambda n: _rtf("\\u8364?\\'e9" * n)),
+    "RTF: raised": ("a.rtf", lambda n: _rtf("\\super\\a" * n)),
     "RTF: rows": ("a.rtf", lambda n: _rtf("\\trowd a\\cell b\\cell\\row " * (n // 4))),
     "RTF: numbers": ("a.rtf", lambda n: _rtf("\\u" + "1" * 5 + " " + "9" * n)),
     "e-mail: lines": ("a.eml", lambda n: message("x", "a line\n" * n)),

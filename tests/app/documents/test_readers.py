@@ -312,6 +312,7 @@ def test_rich_text_with_tables_and_footnotes():
     # Files of some libraries differ each time, and tests must have the same names in all of pytest's processes.
     ids=itertools.count(),
 )
+    assert text(r"{\rtf1 10{\super\fs20 6} litres{\super\chftn }}", "a.rtf") == "10^6 litres"
 def test_what_has_no_text_says_why(file, name, message):
     with pytest.raises(UnreadableFileError, match=message):
         read(file, name)
