@@ -259,8 +259,9 @@ def read_notebook(file: bytes) -> Text:
     """A notebook's cells: text, code, and what the code printed."""
     try:
         notebook = json.loads(file)
-        about = notebook.get("metadata", {})
-        language = about.get("kernelspec", {}).get("language") or about.get("language_info", {}).get("name", "")
+        about = notebook.get("metadata") or {}
+        kernel, language_info = about.get("kernelspec") or {}, about.get("language_info") or {}
+        language = kernel.get("language") or language_info.get("name") or ""
         cells = [part for cell in notebook["cells"] for part in _cell(cell, language)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableFileError(f"this is not a notebook that can be read: {error!r}") from error
@@ -531,14 +532,16 @@ def _attachment(content: bytes, name: str) -> str:
 
 
 def _cell(cell: Any, language: str) -> Iterator[str]:
-    source = "".join(cell["source"])
-    if cell["cell_type"] != "code":
+    source = "".join(cell.get("source") or "")
+    if cell.get("cell_type") != "code":
         yield source
         return
     yield _fenced(source, language)
-    for output in cell.get("outputs", ()):
-        data = {kind: "".join(text) for kind, text in output.get("data", {}).items() if kind.startswith("text/")}
-        plain = "".join(output.get("text", "\n".join(output.get("traceback", ())))) or data.get("text/plain", "")
+    for output in cell.get("outputs") or ():
+        given = (output.get("data") or {}).items()
+        data = {kind: "".join(text or "") for kind, text in given if kind.startswith("text/")}
+        printed = output.get("text") or "\n".join(output.get("traceback") or ())
+        plain = "".join(printed) or data.get("text/plain", "")
         html = data.get("text/html", "")
         if "text/markdown" in data:
             yield data["text/markdown"]

@@ -300,6 +300,15 @@ def test_rich_text_with_tables_and_footnotes():
     [
         *((file, "a.md", "no text in the file") for file in (b"", b" \n")),
         (b"\x00\x01\xfe", "a.txt", "the file is not text"),
+def test_notebooks_that_lack_fields():
+    output = {"output_type": "display_data", "data": None, "text": None, "traceback": None}
+    cells = [{"cell_type": "markdown", "source": None}, {"cell_type": "code"}, {"source": ["It is ", "320."]}]
+    code = [{"cell_type": "code", "source": "x", "outputs": outputs} for outputs in (None, [output])]
+    for about in (None, {"kernelspec": None, "language_info": {"name": None}}):
+        made = text(json.dumps({"metadata": about, "cells": [*cells, *code]}), "a.ipynb")
+        assert made == "It is 320.\n\n```\nx\n```\n\n```\nx\n```"
+
+
         *((file, "a.pdf", "this is not a PDF that can be read") for file in (b"not a PDF", b"%PDF-1.7\n1 0 obj")),
         (make_pdf([]), "a.pdf", "no text in this PDF; scans are read with the extra ocr"),
         (make_pdf(["a"], password="secret"), "a.pdf", "this PDF is encrypted"),
