@@ -143,8 +143,10 @@ def read_csv(file: bytes, separators: str = "\t;,|") -> Text:
         text, separator = text[declared.end() :], declared[1]
     else:
         first = [*itertools.islice(io.StringIO(text), _FIRST_LINES)]
-        separator = max(separators, key=lambda each: _most_alike(csv.reader(first, delimiter=each)))
-    return Text(_table(csv.reader(io.StringIO(text), delimiter=separator)))
+        separator = max(
+            separators, key=lambda each: _most_alike(csv.reader(first, delimiter=each, skipinitialspace=True))
+        )
+    return Text(_table(csv.reader(io.StringIO(text), delimiter=separator, skipinitialspace=True)))
 
 
 def _most_alike(rows: Iterable[Sequence[str]]) -> int:

@@ -122,6 +122,7 @@ def test_each_part_of_a_long_table_has_the_header():
         ("Prices\n\nName;Price\nPump, big;3", "| Prices |  |\n| --- | --- |\n| Name | Price |\n| Pump, big | 3 |"),
         ("Name, first;Price\nA;3", "| Name, first | Price |\n| --- | --- |\n| A | 3 |"),
         ("a;b\n1,5;2,5\n2,5;3,5", "| a | b |\n| --- | --- |\n| 1,5 | 2,5 |\n| 2,5 | 3,5 |"),
+        ('a, b\n1, "x, y"', "| a | b |\n| --- | --- |\n| 1 | x, y |"),
         ("sep=|\na|b\n1|2", "| a | b |\n| --- | --- |\n| 1 | 2 |"),
         ("a,b\r\n1\r\n1,2,3\r\n", "| a | b |  |\n| --- | --- | --- |\n| 1 |\n| 1 | 2 | 3 |"),
     ],
