@@ -4,6 +4,7 @@
 Runs in the processes of ``extraction.py``: a file may make any parser fail, hang or take all memory.
 """
 
+import codecs
 import csv
 import ctypes
 import email
@@ -50,7 +51,7 @@ _INTACT: Final = 4
 _BYTES_PER_STOP: Final = 100
 _HEAD_BYTES: Final = 4096
 """Of a page, where its encoding is declared."""
-_INVISIBLE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff]")
+_INVISIBLE: Final = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\xad\ufeff\ufffe\uffff]")
 """Control characters and soft hyphens."""
 _HYPHEN: Final = re.compile("[\x02\ufffe]\\s*(\\S?)")
 """How PDFium writes a hyphen at the end of a line."""
@@ -316,19 +317,28 @@ READERS: Final[dict[str, Callable[[bytes], Text | str]]] = {
 def _decoded(file: bytes, declared: str | None = None) -> str:
     """Text in the declared encoding or UTF-8, also if a little of it is damaged; else in the one that fits best."""
     from turbohtml.detect import detect
+    is_intact = True
 
     try:
-        text = file.decode(declared or "utf-8-sig")
-    except (UnicodeDecodeError, LookupError):
+        # Text that is declared as Latin-1 is Windows's, for browsers and mail programs too.
+        is_latin = declared and codecs.lookup(declared).name == "iso8859-1"
+        text = file.decode("cp1252" if is_latin else declared or "utf-8-sig")
+    except (ValueError, LookupError):
+        is_intact = False
         text = file.decode("utf-8-sig", errors="replace")
         damaged = text.count("\ufffd")
         if len(text) - len(text.encode("ascii", "ignore")) < _INTACT * damaged:
             guessed = detect(file.replace(b"<meta", b"<")).codec  # which would believe what a page declares
             text = file.decode(guessed or "latin-1", errors="replace")
-    return _of_wide_characters(file) if "\0" in text else text
+    if "\0" not in text:
+        return text
+    wide = _of_wide_characters(file)
+    if wide is None and not is_intact:
+        raise UnreadableFileError("the file is not text")
+    return wide or text  # which a crash may have left zeros in
 
 
-def _of_wide_characters(file: bytes) -> str:
+def _of_wide_characters(file: bytes) -> str | None:
     """UTF-32 or UTF-16, told without a BOM by its blanks and stops."""
     best, most = "", len(file) // _BYTES_PER_STOP
     for encoding in ("utf-32", "utf-16-le", "utf-16-be"):
@@ -336,9 +346,7 @@ def _of_wide_characters(file: bytes) -> str:
             text = file.decode(encoding)
             if (stops := sum(map(text.count, " \n,.，。、"))) > most:
                 best, most = text, stops
-    if not best or "\0" in best:
-        raise UnreadableFileError("the file is not text")
-    return best
+    return None if not best or "\0" in best else best
 
 
 def _clean(text: str) -> str:

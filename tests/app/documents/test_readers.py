@@ -169,7 +169,8 @@ def test_declarations_come_before_guesses():
 
 def test_line_ends_marks_and_data_uris_are_cleaned_and_source_code_keeps_its_lines():
     assert text("\x1b[31mred\x1b[0m", "a.log") == "red"
-    assert text("a\r\n  b\rc\n\n    d\x0ce\ufefff\x07", "a.txt") == "a\n  b\nc\n\n    d\nef"
+    assert text("before a crash\n" + 4096 * "\0" + "after", "a.log") == "before a crash\nafter"
+    assert text("a\r\n  b\rc\n\n    d\x0ce\ufefff\x07\x0bg", "a.txt") == "a\n  b\nc\n\n    d\nef g"
     picture = f"Blue.\n\n![photo](data:image/png;base64,{'QUJD' * 9999}==)\n\n[p]: data:image/svg+xml;utf8,%3Csvg%3E\n"
     assert text(picture, "a.md") == "Blue.\n\n![photo]()\n\n[p]:"
     code = "def f():\n    if x:\n\n        return 'data'\n"
