@@ -79,7 +79,6 @@ _UNSEEN_INPUTS: Final = ("hidden", "password", "image", "file", "color", "range"
 _HEADERS: Final = HeaderRegistry()
 _MAIL: Final = email.policy.default.clone(header_factory=lambda name, value: _HEADERS(name, value[:_HEADER_CHARACTERS]))
 """The standard library's parser of headers is quadratic."""
-_TERMINAL: Final = re.compile(r"\x1b\[[0-9;]*m")
 _CUT_OFF: Final = "rows not shown — worksheet truncated"
 """What office-oxide says below the first 10,000 rows of a sheet."""
 _TERMINAL: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -220,22 +219,22 @@ def read_pdf(file: bytes) -> Text:
 def read_office(file: bytes, type: Literal["docx", "pptx", "xlsx"]) -> Text:
     """A document, the slides of a presentation, or the sheets of a workbook."""
     import office_oxide
+    from markdown_it import MarkdownIt
 
     try:
         document = office_oxide.Document.from_bytes(file, type)
         html = document.to_html()
     except office_oxide.OfficeOxideError as error:
-    from markdown_it import MarkdownIt
         raise UnreadableFileError(f"this is not a {type} file that can be read: {error}") from error
     if type == "docx":
         return read_html(html)
+    if type == "xlsx" and _CUT_OFF in html:  # only its Markdown has all rows
+        html = MarkdownIt().enable("table").disable(["emphasis", "entity"]).render(document.to_markdown())
     parts = (read_html(part).text for part in html.split("<hr />"))
     if type == "xlsx":
         return Text(_joined(parts), is_markdown=True)
     # Slides without text are no parts of the HTML, but they count.
     slides = [next(parts, "") if each["elements"] else "" for each in json.loads(document.to_ir_json())["sections"]]
-    if type == "xlsx" and _CUT_OFF in html:  # only its Markdown has all rows
-        html = MarkdownIt().enable("table").disable(["emphasis", "entity"]).render(document.to_markdown())
     made = _paged((*slides, *parts))
     return Text(made.text, is_markdown=True, page_starts=made.page_starts)
 
@@ -278,10 +277,10 @@ def read_rtf(file: bytes) -> Text:
     if not file.lstrip().startswith(b"{\\rtf"):
         raise UnreadableFileError("this is not an RTF file")
     marked = file.decode("latin-1").replace("\\footnote", "\\par")  # else footnotes are left out
+    marked = _RAISED.sub(rf"\g<0>{_MARKS['sup']}", marked)
     lines = _clean(rtf_to_text(marked, errors="replace")).split("\n")
     parts = itertools.groupby(lines, lambda line: _ROW.fullmatch(line) is not None or line.endswith("|"))
     return Text(
-    marked = _RAISED.sub(rf"\g<0>{_MARKS['sup']}", marked)
         "\n".join(
             f"\n{_table(line.removesuffix('|').split('|') for line in group)}\n" if is_table else "\n".join(group)
             for is_table, group in parts
@@ -317,8 +316,8 @@ READERS: Final[dict[str, Callable[[bytes], Text | str]]] = {
 def _decoded(file: bytes, declared: str | None = None) -> str:
     """Text in the declared encoding or UTF-8, also if a little of it is damaged; else in the one that fits best."""
     from turbohtml.detect import detect
-    is_intact = True
 
+    is_intact = True
     try:
         # Text that is declared as Latin-1 is Windows's, for browsers and mail programs too.
         is_latin = declared and codecs.lookup(declared).name == "iso8859-1"
@@ -351,7 +350,7 @@ def _of_wide_characters(file: bytes) -> str | None:
 
 def _clean(text: str) -> str:
     """Text with LF alone, without control characters, halves of surrogate pairs and data URIs."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n")
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n").replace("\v", " ")
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # joins pairs
     return _DATA_URI.sub("", _INVISIBLE.sub("", _TERMINAL.sub("", text)))
 
@@ -527,7 +526,7 @@ def _contents(part: Any) -> Iterator[str]:
                 yield from _contents(each)
     elif name and (part.is_attachment() or part.get_content_maintype() != "image"):  # no pictures in the text
         yield _attachment(part.get_payload(decode=True), name)
-    elif part.get_content_maintype() == "text":
+    elif part.get_content_maintype() in ("text", "multipart"):  # one of no parts is what it has
         text = _decoded(part.get_payload(decode=True), part.get_content_charset())
         text = read_html(text).text if kind == "text/html" else text
         if text.strip():
@@ -537,7 +536,7 @@ def _contents(part: Any) -> Iterator[str]:
 def _attachment(content: bytes, name: str) -> str:
     try:
         return f"# {name}\n\n{read(content, name).text}"
-    except (UnreadableFileError, KeyError):
+    except BaseException:  # of any type, or broken, which may cause any error in a parser, also panics
         return f"Attachment: {name}"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from app.documents import readers
 from app.documents.readers import UnreadableFileError, read
-from tests.app.documents.files import cell, docx, epub, message, paragraph, pptx, shape, xhtml, xlsx
+from tests.app.documents.files import archive, cell, docx, epub, message, paragraph, pptx, shape, xhtml, xlsx
 from tests.app.pdfs import make_pdf
 
 
@@ -222,8 +222,6 @@ def test_workbooks_with_formulas_and_merged_cells():
     assert second.split() == ["Item", "Price"]
 
 
-def test_slides_are_pages():
-    made = read(pptx(shape("Pump", "title") + shape("It is blue."), shape("Valve", "title")), "a.pptx")
 def test_all_rows_of_a_long_sheet_are_read():
     rows = "".join(f'<row r="{i}"><c r="A{i}"><v>{i}</v></c><c r="B{i}"><v>7</v></c></row>' for i in range(1, 10_002))
     name = '<row r="10002"><c r="A10002" t="inlineStr"><is><t>_a|b*</t></is></c></row>'
@@ -232,6 +230,8 @@ def test_all_rows_of_a_long_sheet_are_read():
     assert made.endswith("| 10001 | 7 |\n| _a\\|b* |  |")
 
 
+def test_slides_are_pages():
+    made = read(pptx(shape("Pump", "title") + shape("It is blue."), shape("Valve", "title")), "a.pptx")
     assert made.text.strip() == "## Pump\n\nIt is blue.\n\n## Valve"
     assert [made.text[start:].split("\n")[0] for start in made.page_starts] == ["## Pump", "## Valve"]
     made = read(pptx("", shape("one"), "", shape("two")), "a.pptx")
@@ -248,8 +248,17 @@ def test_messages_with_alternatives_and_attachments():
     head = "# Grüße\n\nFrom: ada@example.org\nTo: bob@example.org"
     assert made == f"{head}\n\nIt is 320.\n\n# n.txt\n\nAttached.\n\nAttachment: x.zip"
     assert text(message("Grüße", html="<p>10<sup>6</sup>"), "a.eml") == f"{head}\n\n10^6"
-    unknown = b"Subject: x\nContent-Type: text/plain; charset=unknown\n\nGr\xfc\xdfe, K\xf6ln"
-    assert text(unknown, "a.eml") == "# x\n\nGrüße, Köln"
+    for charset in ("unknown", "undefined", "\0"):
+        given = f"Subject: x\nContent-Type: text/plain; charset={charset}\n\nGrüße, Köln"
+        assert text(given.encode("latin-1"), "a.eml") == "# x\n\nGrüße, Köln"
+    assert text(b"Content-Type: text/plain; charset=iso-8859-1\n\n\x93Brand\x94 \x80 5", "a.eml") == "“Brand” € 5"
+    assert text("Content-Type: multipart/mixed\n\nIt is 320.", "a.eml") == "It is 320."
+
+
+def test_a_broken_attachment_leaves_the_message():
+    broken = {"a_docx": b"PK", "b_epub": archive({"META-INF/container.xml": "<"}), "c_ipynb": b"[" * 100_000}
+    made = text(message("s", "It is 320.", **broken), "a.eml").split("\n\n")
+    assert made[2:] == ["It is 320.", "Attachment: a.docx", "Attachment: b.epub", "Attachment: c.ipynb"]
 
 
 def mixed(*parts: str, kind: str = "mixed") -> str:
@@ -291,17 +300,6 @@ def test_notebooks_with_outputs():
     )
 
 
-def test_rich_text_with_tables_and_footnotes():
-    rows = "".join(rf"\trowd\cellx1\cellx2 {a}\cell {b}\cell\row " for a, b in ("ab", "cd"))
-    made = rf"{{\rtf1\ansi\ansicpg1252 Caf\'e9 \u8364? \u-10179?\u-8704?{{\footnote note 5}}\par {rows}\pard end}}"
-    assert text(made, "a.rtf") == "Café € 😀\nnote 5\n\n| a | b |\n| --- | --- |\n| c | d |\n\nend"
-
-
-@pytest.mark.parametrize(
-    ("file", "name", "message"),
-    [
-        *((file, "a.md", "no text in the file") for file in (b"", b" \n")),
-        (b"\x00\x01\xfe", "a.txt", "the file is not text"),
 def test_notebooks_that_lack_fields():
     output = {"output_type": "display_data", "data": None, "text": None, "traceback": None}
     cells = [{"cell_type": "markdown", "source": None}, {"cell_type": "code"}, {"source": ["It is ", "320."]}]
@@ -311,6 +309,18 @@ def test_notebooks_that_lack_fields():
         assert made == "It is 320.\n\n```\nx\n```\n\n```\nx\n```"
 
 
+def test_rich_text_with_tables_and_footnotes():
+    rows = "".join(rf"\trowd\cellx1\cellx2 {a}\cell {b}\cell\row " for a, b in ("ab", "cd"))
+    made = rf"{{\rtf1\ansi\ansicpg1252 Caf\'e9 \u8364? \u-10179?\u-8704?{{\footnote note 5}}\par {rows}\pard end}}"
+    assert text(r"{\rtf1 10{\super\fs20 6} litres{\super\chftn }}", "a.rtf") == "10^6 litres"
+    assert text(made, "a.rtf") == "Café € 😀\nnote 5\n\n| a | b |\n| --- | --- |\n| c | d |\n\nend"
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "message"),
+    [
+        *((file, "a.md", "no text in the file") for file in (b"", b" \n")),
+        (b"\x00\x01\xfe", "a.txt", "the file is not text"),
         *((file, "a.pdf", "this is not a PDF that can be read") for file in (b"not a PDF", b"%PDF-1.7\n1 0 obj")),
         (make_pdf([]), "a.pdf", "no text in this PDF; scans are read with the extra ocr"),
         (make_pdf(["a"], password="secret"), "a.pdf", "this PDF is encrypted"),
@@ -323,7 +333,6 @@ def test_notebooks_that_lack_fields():
     # Files of some libraries differ each time, and tests must have the same names in all of pytest's processes.
     ids=itertools.count(),
 )
-    assert text(r"{\rtf1 10{\super\fs20 6} litres{\super\chftn }}", "a.rtf") == "10^6 litres"
 def test_what_has_no_text_says_why(file, name, message):
     with pytest.raises(UnreadableFileError, match=message):
         read(file, name)
