@@ -17,8 +17,10 @@ LEAST_TOKENS: Final = 16
 """That a caller may ask for as the most of a passage."""
 CountTokens = Callable[[Document], int]
 _FRONT_MATTER: Final = re.compile(
-    r"---[ \t]*\n(?=(?:[ \t]*+(?:#.*)?\n)*+[\"'\w-]+:)(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)"
+    r"---[ \t]*\n(?=(?:[ \t]*+(?:#.*)?\n)*+[\"'\w-][\"'\w -]*:)(?:.*\n)*?(?:---|\.\.\.)[ \t]*(?:\n|\Z)"
+    r"|\+\+\+[ \t]*\n(?:.*\n)*?\+\+\+[ \t]*(?:\n|\Z)"
 )
+"""YAML, or TOML."""
 _CLOSING: Final = r"[\p{SB=Close}--[\p{Ps}\p{Pi}]]*+"
 """Brackets and quotation marks behind a sentence."""
 _CUTS: Final = (
@@ -33,7 +35,7 @@ _CUTS: Final = (
 """Places for a cut, the best first: behind a paragraph, a line that ends a sentence, a line before one with a mark of
 its own (of lists, tables, code), a sentence, a line, a word, what people see as one character."""
 _MARKDOWN: Final = MarkdownIt("commonmark")
-_BLOCKS: Final = MarkdownIt("commonmark").disable(["inline", "reference"])
+_BLOCKS: Final = MarkdownIt("commonmark").disable("inline")
 _LONGEST_HEADING: Final = 1000
 """Characters; marks within are not parsed in linear time."""
 _AHEAD: Final = 32
