@@ -29,6 +29,8 @@ MEETINGS = {
     ],
     "numbers and dates": [
         *(("call 555-0199", "5550199"), ("version 1.2.3", "1.2.3"), ("320,000", "320000"), ("320.000", "320,000")),
+        *(("1 234 567 km, 1\u202f234\u00a0km", word) for word in ("1234567", "1,234", "1.234.567")),
+        *(("€ 1,234.50", "1234.50"), ("1.234,50 €", "1234,50"), ("1 234,50 €", "1234")),
         *(("320'000", "320000"), ("on 2024-03-15", "2024/03/15"), ("on 15.03.2024", "2024")),
     ],
     "addresses, languages and exponents": [
@@ -38,6 +40,7 @@ MEETINGS = {
     "Arabic, Devanagari, Thai, Cyrillic and Greek": [
         *(("٣٢٠ متر", "320"), ("३२० मीटर", "320"), ("๓๒๐ เมตร", "320"), ("كِتَابٌ جديد", "كتاب")),
         *(("الكتـــاب", "الكتاب"), ("ёлка", "елка"), ("Ελλάδα", "ελλαδα"), ("पुस्तकालय खुलता है", "पुस्तकालय")),
+        *(("हिन्दी", "हिंदी"), ("गाँव", "गांव"), ("ज़रूरत", "जरूरत"), ("کتاب فارسی", "كتاب"), ("مدرسة", "مدرسه")),
     ],
     "languages without spaces": [
         *(
@@ -77,7 +80,8 @@ def test_an_identifier_is_a_word_of_its_own(text, whole):
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("1.2.3", "12.3"), ("2½", "21"), ("10⁶", "106"), ("IT", "it"), ("C", "C++"), ("मीटर", "मटर")]
+    ("one", "other"),
+    [("1.2.3", "12.3"), ("2½", "21"), ("10⁶", "106"), ("IT", "it"), ("C", "C++"), ("मीटर", "मटर"), ("अन्न", "अंन")],
 )
 def test_what_differs_stays_different(one, other):
     assert words_of(one) != words_of(other)
@@ -93,7 +97,25 @@ def test_base64_is_no_word():
         assert max(map(len, words_of(data)), default=0) <= 64
 
 
-SHAPES = ["a", "a-", "A", "aA", "-\n", "ก", "猫", "a\N{COMBINING ACUTE ACCENT}", "1,", "1.0", "가", "\ud800", "é", "٣"]
+SHAPES = [
+    "a",
+    "a-",
+    "A",
+    "aA",
+    "-\n",
+    "ก",
+    "猫",
+    "a\N{COMBINING ACUTE ACCENT}",
+    "1,",
+    "1.0",
+    "100 ",
+    "1 ",
+    "न्",
+    "가",
+    "\ud800",
+    "é",
+    "٣",
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=ascii)
