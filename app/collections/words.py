@@ -13,8 +13,10 @@ from icu4py.breakers import WordBreaker
 _LONGEST: Final = 64
 """Characters of a word; longer ones are data, such as base64, and left out."""
 _IGNORED: Final = regex.compile(r"[\p{Default_Ignorable_Code_Point}\N{ARABIC TATWEEL}]+")
-_LINE_END: Final = regex.compile(r"(?<=\p{L}\p{M}*)[-\N{HYPHEN}\N{SOFT HYPHEN}][ \t]*\r?\n[ \t]*(?=\p{L})")
-"""The hyphen of a word that goes on in the next line."""
+_LINE_END: Final = regex.compile(
+    r"(?<=\p{L}\p{M}*)[-\N{HYPHEN}\N{SOFT HYPHEN}][ \t]*\r?\n(?:[ \t]*(?=\p{L})|\s*(?=\p{Ll}))"
+)
+"""The hyphen of a word that goes on in the next line, or on the next page."""
 _RAISED: Final = regex.compile(r"(?<=\p{Nd})(?=\p{No})")
 """Before an exponent or a fraction, which NFKC would join with its number: 10⁶ is not 106."""
 _SPACED: Final = regex.compile(r"(?<![\w.,])\d{1,3}(?: \d{3})+(?!\w)")

@@ -17,7 +17,7 @@ MEETINGS = {
     ],
     "breaks within words": [
         *(("an infor\N{SOFT HYPHEN}mation desk", "information"), ("an infor-\n  mation desk", "information")),
-        ("an infor\N{HYPHEN}\r\nmation desk", "information"),
+        *(("an infor\N{HYPHEN}\r\nmation desk", "information"), ("an infor-\n\nmation desk", "information")),
         ("an infor\N{SOFT HYPHEN}\nmation desk", "information"),
         ("zero\N{ZERO WIDTH SPACE}width, \N{WORD JOINER}joined", "zerowidth joined"),
     ],
