@@ -2,6 +2,8 @@
 """HTTP clients that ask this machine directly, whatever proxy the environment names."""
 
 import ipaddress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -25,10 +27,21 @@ def is_loopback(url: str) -> bool:
 
 
 def http_client(url: str, **options: Any) -> httpx.Client:
-    """A client for the server at ``url``."""
-    return httpx.Client(base_url=url, trust_env=not is_loopback(url), limits=CONNECTIONS, **options)
+    """A client for the server at ``url``; raises ``httpx.UnsupportedProtocol`` if it can't be asked."""
+    with _told():
+        return httpx.Client(base_url=url, trust_env=not is_loopback(url), limits=CONNECTIONS, **options)
 
 
 def async_http_client(url: str, **options: Any) -> httpx.AsyncClient:
     """As :func:`http_client`, for an event loop."""
-    return httpx.AsyncClient(base_url=url, trust_env=not is_loopback(url), limits=CONNECTIONS, **options)
+    with _told():
+        return httpx.AsyncClient(base_url=url, trust_env=not is_loopback(url), limits=CONNECTIONS, **options)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """One error for a URL that is none, and for a proxy of the environment that httpx doesn't know or can't use."""
+    try:
+        yield
+    except (httpx.InvalidURL, ValueError, ImportError) as error:
+        raise httpx.UnsupportedProtocol(str(error)) from error

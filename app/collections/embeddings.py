@@ -65,7 +65,10 @@ class Endpoint:
         self._model = {"model": model} if model else {}
         self._failure, self._retry_at = "", 0.0
         headers = {"authorization": f"Bearer {unquote(parts.password)}"} if parts.password else {}
-        self._client = async_http_client(self._url, headers=headers, timeout=_TIMEOUT)
+        try:
+            self._client = async_http_client(self._url, headers=headers, timeout=_TIMEOUT)
+        except httpx.UnsupportedProtocol as error:
+            raise EmbeddingError(f"{self._url} can't be asked: {error}") from error
 
     async def embed(self, texts: Sequence[str]) -> Matrix:
         """See :meth:`Embedder.embed`. Of a text that is too long for the model, its beginning."""

@@ -12,6 +12,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 import machine.http_client
+from app.collections.retrieval import make_retriever
+from app.collections.retrievers import UnknownRetrieverError
+from app.settings import Settings
 from machine.http_client import CONNECTIONS, async_http_client, http_client, is_loopback
 from machine.server_process import ROOT
 from tests.serving import served
@@ -33,6 +36,25 @@ async def test_loopback_is_asked_directly_and_others_by_the_proxy(host, monkeypa
             assert (await client.get("/")).text == "direct"
     with http_client("http://tessera.invalid") as client, pytest.raises(httpx.ConnectError, match="refused"):
         client.get("/")
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:9", "gopher://127.0.0.1:9"])  # httpx needs a package; unknown
+def test_a_proxy_that_cant_be_used_concerns_others_than_loopback(proxy, monkeypatch):
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    http_client("http://127.0.0.1:8000").close()
+    for make in (http_client, async_http_client):
+        with pytest.raises(httpx.UnsupportedProtocol, match=r"proxy"):
+            make("http://tessera.invalid")
+    with pytest.raises(UnknownRetrieverError, match=r"tessera.invalid/v1 can't be asked: .*proxy"):
+        make_retriever(Settings(retriever="http://tessera.invalid/v1"))
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:port"])
+def test_a_url_that_is_none_is_told(url):
+    with pytest.raises(httpx.UnsupportedProtocol):
+        http_client(url)
 
 
 @pytest.mark.parametrize(
