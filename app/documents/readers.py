@@ -45,9 +45,14 @@ _MAX_SPAN: Final = 100
 """Rows or columns that a cell may span."""
 _HEADER_CHARACTERS: Final = 2000
 """Of an e-mail's header; the rest of a longer one is left out."""
-_DATA_URI: Final = re.compile(r"data:[\w.+-]++/[\w.+-]++(?:;(?!base64,)[\w.+=-]++)*+(?:;base64)?+,[^\s\"'()<>]*+")
+_DATA_URI: Final = re.compile(
+    r"(?<!\w)data:(?:application|audio|font|image|model|text|video)/[\w.+-]++"
+    r"(?:;(?!base64,)[\w.+=-]++)*+(?:;base64)?+,[^\s\"'()<>]*+"
+)
 _INTACT: Final = 4
 """Letters beyond ASCII for each damaged one, in text that is UTF-8 nevertheless."""
+_JAPANESE: Final = b"\x1b$"
+"""Begins Japanese in ISO-2022-JP, whose bytes are ASCII."""
 _BYTES_PER_STOP: Final = 100
 _HEAD_BYTES: Final = 4096
 """Of a page, where its encoding is declared."""
@@ -81,7 +86,10 @@ _MAIL: Final = email.policy.default.clone(header_factory=lambda name, value: _HE
 """The standard library's parser of headers is quadratic."""
 _CUT_OFF: Final = "rows not shown — worksheet truncated"
 """What office-oxide says below the first 10,000 rows of a sheet."""
-_TERMINAL: Final = re.compile(r"\x1b\[[0-9;]*m")
+_TERMINAL: Final = re.compile(
+    r"\x1b\[[0-?]*+[ -/]*+[@-~]|\x1b\][^\x07\x1b\n]*+(?:\x07|\x1b\\)?|\x1b[ -/]*+[0-~]|[^\n\x08]\x08"
+)
+"""Colours, other commands and titles; a character that the next one is printed over."""
 _RAISED: Final = re.compile(r"\\super(?:\\[a-z]++-?+\d*+){0,8}+ (?=\w)")
 """Before an exponent in rich text."""
 _ROW: Final = re.compile(r"[^\n|]*\|[^\n]*\|")
@@ -321,7 +329,8 @@ def _decoded(file: bytes, declared: str | None = None) -> str:
     try:
         # Text that is declared as Latin-1 is Windows's, for browsers and mail programs too.
         is_latin = declared and codecs.lookup(declared).name == "iso8859-1"
-        text = file.decode("cp1252" if is_latin else declared or "utf-8-sig")
+        undeclared = "iso2022_jp_ext" if _JAPANESE in file else "utf-8-sig"
+        text = file.decode("cp1252" if is_latin else declared or undeclared)
     except (ValueError, LookupError):
         is_intact = False
         text = file.decode("utf-8-sig", errors="replace")
