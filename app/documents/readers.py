@@ -256,7 +256,8 @@ def read_epub(file: bytes) -> Text:
     hrefs = {each.get("id"): each.get("href", "") for each in package.iterfind(".//{*}manifest/{*}item")}
     spine = (hrefs.get(each.get("idref"), "") for each in package.iterfind(".//{*}spine/{*}itemref"))
     names = [posixpath.normpath(posixpath.join(posixpath.dirname(root), unquote(href))) for href in spine]
-    chapters = (read_html(book.read(name)).text for name in names if name in book.namelist())
+    inside = set(book.namelist())
+    chapters = (read_html(book.read(name)).text for name in names if name in inside)
     return Text(_joined(chapters), is_markdown=True)
 
 
