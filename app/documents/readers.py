@@ -64,10 +64,16 @@ _SELF_CLOSED: Final = re.compile(
     rb"<(?!(?:br|hr|img|input|link|meta|col|wbr)\b)([a-zA-Z][\w:.-]*+)((?:[^<>/]|/(?!>))*+)/>"
 )
 _UNSEEN: Final = (
-    "noscript, iframe, rp, annotation, annotation-xml, :is([hidden], [style*='display:none' i], "
+    "script, style, noscript, iframe, rp, annotation, annotation-xml, :is([hidden], [style*='display:none' i], "
     "[style*='display: none' i]):not(html, body, [role], [hidden=until-found i])"
 )
 """What browsers don't show. With a role, it is a panel that a click opens."""
+_SHOWN_AS: Final = {
+    **dict.fromkeys(("center", "dialog", "fieldset", "form", "hgroup", "legend", "search"), "div"),
+    **dict.fromkeys(("listing", "xmp"), "pre"),
+    "dir": "ul",
+}
+"""Elements by those that browsers show alike."""
 _APART: Final = "button, textarea, select, optgroup, progress, meter, svg text, svg title, mtd"
 """Elements that are apart from the words beside them on the page."""
 _MARKS: Final = {"sup": "^", "sub": "_"}
@@ -176,6 +182,8 @@ def read_html(file: bytes | str) -> Text:
     page = turbohtml.parse(file, detect_encoding=True, positions=False)
     for unread in page.select(_UNSEEN):
         unread.decompose()
+    for element in page.select(", ".join(_SHOWN_AS)):
+        element.tag = _SHOWN_AS[element.tag]
     for element in page.select(", ".join(_MARKS)):
         before = element.previous_sibling
         # Only behind a number a subscript changes what is read: 101₂, but H₂O.

@@ -60,6 +60,8 @@ def html(page: str | bytes) -> str:
             "<p>Name<input value=Ada>Note<textarea>typed</textarea><button>Go</button><button>Stop",
             "Name Ada Note typed Go Stop",
         ),
+        ("a<form>b<fieldset><legend>c</legend>d</fieldset></form><center>e</center>f", "a\n\nb\n\nc\n\nd\n\ne\n\nf"),
+        ("<xmp><b>\n  x</b></xmp><dir><li>y</dir>", "```\n<b>\n  x</b>\n```\n\n- y"),
         ("<svg><title>Plan</title><text>Door</text><text>Lid<tspan>s</tspan></text></svg>", "Plan Door Lids"),
         ("<p>a<span hidden>b</span><span style='display: none'>c</span>d<p hidden=until-found>e", "ad\n\ne"),
         ("<body style=display:none><div role=tabpanel hidden>On macOS</div>", "On macOS"),  # a click opens it
@@ -91,6 +93,7 @@ def test_html_is_what_browsers_show(page, expected):
         ),
         ("<tr><td>a<td><td>b<tr><td><td><td><tr><td>c<td><td>d", "| a | b |\n| --- | --- |\n| c | d |"),
         ("<caption>Sizes</caption><tr><td>a<td>b<tr><td>c<td>d", "Sizes\n\n| a | b |\n| --- | --- |\n| c | d |"),
+        ("<tr><td>a<script>x</script><td>b<style>y</style><tr><td>c<td>d", "| a | b |\n| --- | --- |\n| c | d |"),
         ("<colgroup><col><col></colgroup><tr><td>a<td>b<tr><td>c<td>d", "| a | b |\n| --- | --- |\n| c | d |"),
         ("<tr><tr><tr><td>a<td>b<tr><td><img alt=yes src=x><td>d", "| a | b |\n| --- | --- |\n| yes | d |"),
         # Of tables that lay out the page, the parts are read.
