@@ -63,6 +63,10 @@ _HYPHEN: Final = re.compile("[\x02\ufffe]\\s*(\\S?)")
 _SELF_CLOSED: Final = re.compile(
     rb"<(?!(?:br|hr|img|input|link|meta|col|wbr)\b)([a-zA-Z][\w:.-]*+)((?:[^<>/]|/(?!>))*+)/>"
 )
+_BOM: Final = re.compile("\ufeff|&#(?:65279|x0*+feff);", re.IGNORECASE)
+"""Invisible, but written as a number at the beginning of a block."""
+_CDATA: Final = re.compile(r"<!\[CDATA\[((?:[^\]]|\](?!\]>))*+)(?:\]\]>|\Z)")
+"""Text that HTML, unlike XHTML, takes for a comment."""
 _UNSEEN: Final = (
     "script, style, noscript, iframe, rp, annotation, annotation-xml, :is([hidden], [style*='display:none' i], "
     "[style*='display: none' i]):not(html, body, [role], [hidden=until-found i])"
@@ -176,9 +180,12 @@ def read_html(file: bytes | str) -> Text:
         file = _SELF_CLOSED.sub(rb"<\1\2></\1>", file)
     if isinstance(file, bytes):
         head = turbohtml.parse(file[:_HEAD_BYTES], detect_encoding=True, positions=False)
-        if head.encoding_confidence != "certain" or head.encoding == "UTF-8":  # undeclared, or perhaps wrongly
-            with suppress(UnreadableFileError):
-                file = _decoded(file)
+        is_sure = head.encoding_confidence == "certain" and head.encoding != "UTF-8"  # which may be declared wrongly
+        with suppress(UnreadableFileError, LookupError):
+            file = file.decode(f"whatwg-{head.encoding}") if is_sure else _decoded(file)
+    if isinstance(file, str) and "http://www.w3.org/1999/xhtml" in file[:_HEAD_BYTES]:
+        file = _SELF_CLOSED.sub(r"<\1\2></\1>", _CDATA.sub(lambda data: turbohtml.escape(data[1]), file))
+    file = _BOM.sub("", file) if isinstance(file, str) else file
     page = turbohtml.parse(file, detect_encoding=True, positions=False)
     for unread in page.select(_UNSEEN):
         unread.decompose()

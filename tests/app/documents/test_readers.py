@@ -69,6 +69,7 @@ def html(page: str | bytes) -> str:
         ("<p>re&shy;set", "reset"),
         ("<head><title>Emergency: 4711</title></head><body></body>", "Emergency: 4711"),
         ("<p>a\x0cb\x00c", "a bc"),
+        ("\ufeff<p>\ufeffa<p>&#xFEFF;b", "a\n\nb"),
         ("<select><option>red<option>blue</select>", "red\nblue"),
         ("<select><optgroup label=Warm><option>red<option>pink</select>", "Warm red\npink"),
         (xhtml("<p>hi<br/>you<script src='x'/></p><p>there</p>"), "hi\nyou\n\nthere"),
