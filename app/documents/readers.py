@@ -61,7 +61,7 @@ _INVISIBLE: Final = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\xad\ufeff\ufffe\uffff]"
 _HYPHEN: Final = re.compile("[\x02\ufffe]\\s*(\\S?)")
 """How PDFium writes a hyphen at the end of a line."""
 _SELF_CLOSED: Final = re.compile(
-    rb"<(?!(?:br|hr|img|input|link|meta|col|wbr)\b)([a-zA-Z][\w:.-]*+)((?:[^<>/]|/(?!>))*+)/>"
+    r"<(?!(?:br|hr|img|input|link|meta|col|wbr)\b)([a-zA-Z][\w:.-]*+)((?:[^<>/]|/(?!>))*+)/>"
 )
 _BOM: Final = re.compile("\ufeff|&#(?:65279|x0*+feff);", re.IGNORECASE)
 """Invisible, but written as a number at the beginning of a block."""
@@ -176,8 +176,6 @@ def read_html(file: bytes | str) -> Text:
     """A page as browsers read it, without links and pictures."""
     import turbohtml
 
-    if isinstance(file, bytes) and b"http://www.w3.org/1999/xhtml" in file[:_HEAD_BYTES]:
-        file = _SELF_CLOSED.sub(rb"<\1\2></\1>", file)
     if isinstance(file, bytes):
         head = turbohtml.parse(file[:_HEAD_BYTES], detect_encoding=True, positions=False)
         is_sure = head.encoding_confidence == "certain" and head.encoding != "UTF-8"  # which may be declared wrongly

@@ -48,6 +48,7 @@ UNEVEN: dict[str, tuple[str, Shape]] = {
     "HTML: column spans": ("a.html", lambda n: "<table>" + "<tr><td colspan=1000>x" * (n // 40)),
     "HTML: attributes": ("a.html", lambda n: "<a " + " ".join(f"b{i}=1" for i in range(n)) + ">x"),
     "HTML: self-closed": ("a.html", lambda n: xhtml("<p/>" * n + "x")),
+    "HTML: CDATA": ("a.html", lambda n: xhtml("<![CDATA[" * n + "x")),
     "HTML: half self-closed": ("a.html", lambda n: xhtml("<p/" * n + "x")),
 }
 

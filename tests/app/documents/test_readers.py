@@ -73,6 +73,8 @@ def html(page: str | bytes) -> str:
         ("<select><option>red<option>blue</select>", "red\nblue"),
         ("<select><optgroup label=Warm><option>red<option>pink</select>", "Warm red\npink"),
         (xhtml("<p>hi<br/>you<script src='x'/></p><p>there</p>"), "hi\nyou\n\nthere"),
+        (xhtml("<p>hi</p><p/>you").encode("utf-16"), "hi\n\nyou"),
+        (xhtml("<p>if <![CDATA[a < b[0]] && c]]></p><p>x</p>"), "if a < b[0]] && c\n\nx"),
     ],
 )
 def test_html_is_what_browsers_show(page, expected):
