@@ -117,6 +117,10 @@ class Text(NamedTuple):
     page_starts: Sequence[int] = ()
 
 
+class ShownText(Text):
+    """Markdown that is made of what people see: a tag in it is a word."""
+
+
 def suffix_of(name: str) -> str:
     """The suffix that tells a file's type."""
     return PurePath(name).suffix.lower()
@@ -212,7 +216,7 @@ def read_html(file: bytes | str) -> Text:
     for table in page.select("table"):
         _prepare_table(table)
     title = page.select_one("head > title")
-    return Text(_clean(page.to_markdown(_style()) or (title.text if title else "")), is_markdown=True)
+    return ShownText(_clean(page.to_markdown(_style()) or (title.text if title else "")), is_markdown=True)
 
 
 def read_pdf(file: bytes) -> Text:
@@ -253,11 +257,11 @@ def read_office(file: bytes, type: Literal["docx", "pptx", "xlsx"]) -> Text:
         html = MarkdownIt().enable("table").disable(["emphasis", "entity"]).render(document.to_markdown())
     parts = (read_html(part).text for part in html.split("<hr />"))
     if type == "xlsx":
-        return Text(_joined(parts), is_markdown=True)
+        return ShownText(_joined(parts), is_markdown=True)
     # Slides without text are no parts of the HTML, but they count.
     slides = [next(parts, "") if each["elements"] else "" for each in json.loads(document.to_ir_json())["sections"]]
     made = _paged((*slides, *parts))
-    return Text(made.text, is_markdown=True, page_starts=made.page_starts)
+    return ShownText(made.text, is_markdown=True, page_starts=made.page_starts)
 
 
 def read_epub(file: bytes) -> Text:
@@ -271,12 +275,12 @@ def read_epub(file: bytes) -> Text:
     names = [posixpath.normpath(posixpath.join(posixpath.dirname(root), unquote(href))) for href in spine]
     inside = set(book.namelist())
     chapters = (read_html(book.read(name)).text for name in names if name in inside)
-    return Text(_joined(chapters), is_markdown=True)
+    return ShownText(_joined(chapters), is_markdown=True)
 
 
 def read_email(file: bytes) -> Text:
     """A message and its attachments."""
-    return Text(_message(email.message_from_bytes(file, policy=_MAIL)), is_markdown=True)
+    return ShownText(_message(email.message_from_bytes(file, policy=_MAIL)), is_markdown=True)
 
 
 def read_notebook(file: bytes) -> Text:

@@ -11,7 +11,7 @@ import regex
 from markdown_it import MarkdownIt
 
 from app.documents.document import Document
-from app.documents.readers import Text
+from app.documents.readers import ShownText, Text
 
 LEAST_TOKENS: Final = 16
 """That a caller may ask for as the most of a passage."""
@@ -34,8 +34,8 @@ _CUTS: Final = (
 )
 """Places for a cut, the best first: behind a paragraph, a line that ends a sentence, a line before one with a mark of
 its own (of lists, tables, code), a sentence, a line, a word, what people see as one character."""
-_MARKDOWN: Final = MarkdownIt("commonmark")
-_BLOCKS: Final = MarkdownIt("commonmark").disable("inline")
+_INLINE: Final = {has_html: MarkdownIt("commonmark", {"html": has_html}) for has_html in (False, True)}
+_BLOCKS: Final = {has_html: MarkdownIt("commonmark", {"html": has_html}).disable("inline") for has_html in _INLINE}
 _LONGEST_HEADING: Final = 1000
 """Characters; marks within are not parsed in linear time."""
 _AHEAD: Final = 32
@@ -82,16 +82,17 @@ def split(file: Text, max_tokens: int, count: CountTokens) -> Iterator[Piece]:
     outer ones where it would take more than half of ``max_tokens``.
     """
     text = file.text
-    for section in _sections(text) if file.is_markdown else (_Section((), 0, 0, len(text)),):
+    whole = _Section((), 0, 0, len(text))
+    for section in _sections(text, not isinstance(file, ShownText)) if file.is_markdown else (whole,):
         title = _title(section.headings, max_tokens, count)
         # A heading that is too long for a title stays in the text.
         start = section.heading if section.headings and title is None else section.start
         yield from _pieces(file, start, section.end, title, max_tokens, count)
 
 
-def _sections(text: str) -> Iterator[_Section]:
+def _sections(text: str, has_html: bool) -> Iterator[_Section]:
     """Parts from heading to heading. A heading with nothing below it is a part itself."""
-    headings = [*_headings(text), _Heading(0, "", len(text), len(text))]
+    headings = [*_headings(text, has_html), _Heading(0, "", len(text), len(text))]
     yield _Section((), 0, 0, headings[0].start)
     above: list[_Heading] = []
     for heading, following in itertools.pairwise(headings):
@@ -105,25 +106,25 @@ def _sections(text: str) -> Iterator[_Section]:
             yield _Section(titles[:-1], bounds[0], *bounds)
 
 
-def _headings(text: str) -> Iterator[_Heading]:
+def _headings(text: str, has_html: bool) -> Iterator[_Heading]:
     """The headings of Markdown, without those in lists and quotes."""
     matter = _FRONT_MATTER.match(text)
     skipped = matter.end() if matter else 0
     body = text[skipped:]
     lines = [skipped, *(skipped + match.end() for match in re.finditer("\n", body)), len(text), len(text)]
-    tokens = _BLOCKS.parse(body)
+    tokens = _BLOCKS[has_html].parse(body)
     for opening, content in itertools.pairwise(tokens):
         if opening.type == "heading_open" and opening.level == 0 and opening.map is not None:
             first, last = opening.map
-            words = " ".join(_plain(content.content).split())
+            words = " ".join(_plain(content.content, has_html).split())
             yield _Heading(int(opening.tag[1]), words, lines[first], lines[last])
 
 
-def _plain(heading: str) -> str:
+def _plain(heading: str, has_html: bool) -> str:
     """A heading without marks, links and HTML. One that is longer than any title stays as it is."""
     if len(heading) > _LONGEST_HEADING:
         return heading
-    (inline,) = _MARKDOWN.parseInline(heading)
+    (inline,) = _INLINE[has_html].parseInline(heading)
     parts = (each for each in inline.children or () if each.type != "html_inline")
     return "".join(" " if each.type.endswith("break") else each.content for each in parts)
 

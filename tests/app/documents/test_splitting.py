@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.documents.readers import Text
+from app.documents.readers import Text, read
 from app.documents.splitting import split
 from tests.support.words import words
 
@@ -145,6 +145,12 @@ def test_headings_become_titles(text, max_tokens, expected):
     found = pieces("# T U\na b c d e f", 5, is_markdown=True)
     assert max(each.num_tokens for each in found) <= 5  # a title counts
     assert {each.title for each in found} == {"T U"}
+
+
+def test_tags_that_people_see_are_words():
+    page = b"<h1>The &lt;b&gt; tag</h1>&lt;script&gt; runs.<h2>Next</h2>&lt;!-- x<h2>Last</h2>y"
+    found = split(read(page, "a.html"), 50, words)
+    assert [each.title for each in found] == ["The <b> tag", "The <b> tag › Next", "The <b> tag › Last"]
 
 
 @given(st.text(alphabet="ab .\n#`>-|\t。\u3000é", max_size=300), st.integers(4, 20), st.booleans())
