@@ -23,6 +23,7 @@ def is_loopback(url: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    address = getattr(address, "ipv4_mapped", None) or address
     return address.is_loopback or address.is_unspecified
 
 

@@ -64,6 +64,8 @@ def test_a_url_that_is_none_is_told(url):
         ("http://LOCALHOST:8000/v1", True),
         ("http://a.localhost", True),
         ("http://[::1]:8000", True),
+        ("http://[::ffff:127.0.0.1]:8000", True),
+        ("http://[::ffff:10.0.0.1]:8000", False),
         ("http://0.0.0.0:8000", True),
         ("https://localhost.", True),
         ("http://10.0.0.1", False),
