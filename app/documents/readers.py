@@ -343,28 +343,21 @@ def _decoded(file: bytes, declared: str | None = None) -> str:
     """Text in the declared encoding or UTF-8, also if a little of it is damaged; else in the one that fits best."""
     from turbohtml.detect import detect
 
-    is_intact = True
     try:
         # Text that is declared as Latin-1 is Windows's, for browsers and mail programs too.
         is_latin = declared and codecs.lookup(declared).name == "iso8859-1"
         undeclared = "iso2022_jp_ext" if _JAPANESE in file else "utf-8-sig"
         text = file.decode("cp1252" if is_latin else declared or undeclared)
     except (ValueError, LookupError):
-        is_intact = False
         text = file.decode("utf-8-sig", errors="replace")
         damaged = text.count("\ufffd")
         if len(text) - len(text.encode("ascii", "ignore")) < _INTACT * damaged:
             guessed = detect(file.replace(b"<meta", b"<")).codec  # which would believe what a page declares
             text = file.decode(guessed or "latin-1", errors="replace")
-    if "\0" not in text:
-        return text
-    wide = _of_wide_characters(file)
-    if wide is None and not is_intact:
-        raise UnreadableFileError("the file is not text")
-    return wide or text  # which a crash may have left zeros in
+    return _of_wide_characters(file) if "\0" in text else text
 
 
-def _of_wide_characters(file: bytes) -> str | None:
+def _of_wide_characters(file: bytes) -> str:
     """UTF-32 or UTF-16, told without a BOM by its blanks and stops."""
     best, most = "", len(file) // _BYTES_PER_STOP
     for encoding in ("utf-32", "utf-16-le", "utf-16-be"):
@@ -372,7 +365,9 @@ def _of_wide_characters(file: bytes) -> str | None:
             text = file.decode(encoding)
             if (stops := sum(map(text.count, " \n,.，。、"))) > most:
                 best, most = text, stops
-    return None if not best or "\0" in best else best
+    if not best or "\0" in best:
+        raise UnreadableFileError("the file is not text")
+    return best
 
 
 def _clean(text: str) -> str:

@@ -177,7 +177,6 @@ def test_line_ends_marks_and_data_uris_are_cleaned_and_source_code_keeps_its_lin
     printed = "\x1b]0;title\x07\x1b[?25l\x1b[2K\x1b[1;31mred\x1b[0m\x1b(B \x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\"
     assert text(printed, "a.log") == "red link"
     assert text("N\bNA\bAM\bME\bE _\bls", "a.txt") == "NAME ls"  # as manual pages print bold and underlined words
-    assert text("before a crash\n" + 4096 * "\0" + "after", "a.log") == "before a crash\nafter"
     assert text("a\r\n  b\rc\n\n    d\x0ce\ufefff\x07\x0bg", "a.txt") == "a\n  b\nc\n\n    d\nef g"
     picture = f"Blue.\n\n![photo](data:image/png;base64,{'QUJD' * 9999}==)\n\n[p]: data:image/svg+xml;utf8,%3Csvg%3E\n"
     assert text(picture, "a.md") == "Blue.\n\n![photo]()\n\n[p]:"
