@@ -16,7 +16,7 @@ class ChunkCacheConfig:
 
     The pool has ``num_pages`` pages of ``page_tokens`` tokens each; their memory belongs to the engine. ``page_bytes``
     (on all workers together) is for statistics and costs. ``fingerprint`` identifies everything that changes a token's
-    KV besides the tokens before it (model, dtype, RoPE parameters, parallel sizes), so that keys of two engines never
+    KV besides the tokens before it (model, dtype, RoPE parameters), so that keys of two engines never
     match. ``block_order`` names the memory order of the engine's own blocks, which other engines may read. ``adapter``
     is the digest of the adapter that runs where chunks are computed, if there is one.
     """
@@ -24,6 +24,7 @@ class ChunkCacheConfig:
     num_pages: int
     page_tokens: int
     fingerprint: str
+    num_workers: int = 1
     eviction: EvictionPolicyName = "s3fifo"
     page_bytes: int = 0
     block_order: str = ""
@@ -34,6 +35,11 @@ class ChunkCacheConfig:
             raise ValueError(f"num_pages must be at least 1, got {self.num_pages}")
         if self.page_tokens < 1:
             raise ValueError(f"page_tokens must be at least 1, got {self.page_tokens}")
+
+    @property
+    def peer_fingerprint(self) -> str:
+        """Identifies engines that divide the same KV among as many workers, which give each other their parts."""
+        return f"{self.fingerprint}-{self.num_workers}"
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold ``num_tokens`` tokens."""

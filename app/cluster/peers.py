@@ -143,7 +143,7 @@ class Peers:
         """Other replicas with the same fingerprint, by id; at most a second old."""
         async with self._refreshing:
             if time.monotonic() >= self._known_until:
-                mine, own_id = self._config.fingerprint, self._own_id()
+                mine, own_id = self._config.peer_fingerprint, self._own_id()
                 replicas = await self._registry.replicas()
                 self._known = {each.id: each for each in replicas if each.fingerprint == mine and each.id != own_id}
                 self._own_storages = {name for each in replicas if each.id == own_id for name in each.storages}

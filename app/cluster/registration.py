@@ -58,7 +58,7 @@ async def _fetching(context: ServerContext, registry: Registry, publisher: Publi
     if isinstance(cache, CacheOff) or cache.transfers is None or secret is None:
         yield
         return
-    headers, auth = {FINGERPRINT_HEADER: cache.config.fingerprint}, PeerAuth(PeerKey(secret.get_secret_value()))
+    headers, auth = {FINGERPRINT_HEADER: cache.config.peer_fingerprint}, PeerAuth(PeerKey(secret.get_secret_value()))
     timeout = httpx.Timeout(None, connect=_CONNECT_S)
     async with httpx.AsyncClient(
         headers=headers, auth=auth, timeout=timeout, limits=CONNECTIONS, trust_env=False
@@ -94,7 +94,7 @@ def _description(state: State, args: argparse.Namespace) -> Callable[[str], Repl
         held = capacity = 0
         is_sharing, fingerprint = engine.cache.transfers is not None, ""
         if not isinstance(cache := engine.cache, CacheOff):
-            fingerprint = cache.config.fingerprint if is_sharing else ""
+            fingerprint = cache.config.peer_fingerprint if is_sharing else ""
             capacity = cache.num_tokens
             held = capacity - cache.manager.pool.num_free * cache.config.page_tokens
         load = num_unfinished_requests(engine.llm)

@@ -81,13 +81,13 @@ def _size(text: str) -> int:
 
 
 def _list(tier: DirectoryTier, _: argparse.Namespace) -> int:
-    table = Table("key", "worker", "tokens", "MiB", "unused for", "engine")
+    table = Table("key", "part", "tokens", "MiB", "unused for", "engine")
     stored = sorted(tier.list(), key=lambda each: -each.used_at)
     for each in stored:
         label = _label(tier, each.address)
         about = (str(_num_tokens(label)), printable(label.fingerprint[:12])) if label is not None else ("?", "damaged")
-        worker, idle = f"{each.address.rank} of {each.address.ranks}", _duration(time.time() - each.used_at)
-        table.add_row(each.address.key, worker, about[0], f"{each.num_bytes / 2**20:.1f}", idle, about[1])
+        part, idle = f"{each.address.part} of {each.address.parts}", _duration(time.time() - each.used_at)
+        table.add_row(each.address.key, part, about[0], f"{each.num_bytes / 2**20:.1f}", idle, about[1])
     Console(soft_wrap=True, markup=False).print(table)  # a file says what it likes of itself
     say(f"{len(stored)} files, {sum(each.num_bytes for each in stored) / 2**20:.1f} MiB")
     return 0
@@ -114,8 +114,7 @@ def _collect(tier: DirectoryTier, args: argparse.Namespace) -> int:
     tier.empty_quarantine()
     if args.idle_days is not None:
         oldest = time.time() - 86_400 * args.idle_days
-        for each in [each for each in tier.list() if each.used_at < oldest]:
-            tier.delete(each.address)
+        tier.delete([each.address for each in tier.list() if each.used_at < oldest])
     left = tier.shrink(args.size)
     say(f"{(before - left) / 2**20:.1f} MiB dropped, {left / 2**20:.1f} MiB left")
     return 0
@@ -179,8 +178,8 @@ def _fault(file: Buffer | None, address: Address, key: TierKey | None) -> str | 
         unpack_file(content, label)
     except (UnsignedFileError, ChunkFileError) as error:
         return str(error)
-    found = Address(label.key, label.rank, label.ranks)
-    return None if found == address else f"it has the KV of {found.key}, worker {found.rank} of {found.ranks}"
+    found = Address(label.key, label.part, label.parts)
+    return None if found == address else f"it has the KV of {found.key}, part {found.part} of {found.parts}"
 
 
 def _label(tier: DirectoryTier, address: Address) -> ChunkFileLabel | None:

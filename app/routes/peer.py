@@ -32,19 +32,19 @@ _PART_BYTES: Final = 1 << 20
 @router.get(PATH)
 async def chunk(
     key: Annotated[str, Path(pattern="^([0-9a-f]{2}){1,64}$")],
-    rank: Annotated[int, Query(ge=0)],
+    part: Annotated[int, Query(ge=0)],
     engine: Engine,
     fingerprint: Annotated[str | None, Header(alias=FINGERPRINT_HEADER)] = None,
 ) -> StreamingResponse:
-    """One worker's file of a segment, from pool or tiers. 409 for another engine's fingerprint."""
+    """A part of a segment's KV, from pool or tiers. 409 for another engine's fingerprint."""
     cache = engine.cache
     if isinstance(cache, CacheOff) or (transfers := cache.transfers) is None:
         raise GracefulHTTPError("this replica shares nothing", HTTPStatus.NOT_FOUND)
-    if rank >= transfers.num_workers:
-        raise GracefulHTTPError(f"this replica has no worker {rank}", HTTPStatus.NOT_FOUND)
-    _check_fingerprint(fingerprint, cache.config.fingerprint)
+    if part >= transfers.parts.num_parts:
+        raise GracefulHTTPError(f"this replica has no part {part}", HTTPStatus.NOT_FOUND)
+    _check_fingerprint(fingerprint, cache.config.peer_fingerprint)
     try:
-        file = await cache.file(ChunkHash(bytes.fromhex(key)), rank)
+        file = await cache.file(ChunkHash(bytes.fromhex(key)), part)
     except TransferError as error:
         raise GracefulHTTPError(str(error), HTTPStatus.NOT_FOUND) from error
     if file is None:
@@ -61,7 +61,7 @@ async def fill(
 ) -> None:
     """Computes segments for a replica that decodes, which then fetches them. 409 as above, 503 if it can't."""
     cache = engine.cache
-    _check_fingerprint(fingerprint, cache.config.fingerprint if isinstance(cache, ChunkCache) else None)
+    _check_fingerprint(fingerprint, cache.config.peer_fingerprint if isinstance(cache, ChunkCache) else None)
     try:
         await fill_for_peer(engine.llm, cache, PeerFill.from_dict(body))
     except ValueError as error:

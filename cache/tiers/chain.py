@@ -86,7 +86,7 @@ class TierChain:
             try:
                 checked = check(file)
             except ValueError as error:
-                logger.warning("%s: %s.%d: %s", tier.name, address.key, address.rank, error)
+                logger.warning("%s: %s.%d: %s", tier.name, address.key, address.part, error)
                 events.add(tier.name, "corrupt")
                 self._write(tier, partial(tier.quarantine, address), events)
                 continue
@@ -112,11 +112,11 @@ class TierChain:
             if len(events.happened) == before:
                 events.add(tier.name, "stored")
 
-    def delete(self, address: Address, events: Events) -> None:
-        """Drops a file from every tier that answers."""
+    def delete(self, addresses: Sequence[Address], events: Events) -> None:
+        """Drops files from every tier that answers."""
         self._last_deletion = object()
         for tier in self.tiers:
-            self._write(tier, partial(tier.delete, address), events)
+            self._write(tier, partial(tier.delete, addresses), events)
 
     def delete_all(self, is_meant: Callable[[Address], bool], events: Events) -> None:
         """Drops all files of such addresses from every tier that answers."""
@@ -142,7 +142,7 @@ class TierChain:
         if tier.name not in self._told_unsigned:
             self._told_unsigned.add(tier.name)
             logger.warning(
-                "%s: %s.%d: %s; further ones are only counted, as unsigned", tier.name, address.key, address.rank, error
+                "%s: %s.%d: %s; further ones are only counted, as unsigned", tier.name, address.key, address.part, error
             )
 
     def _write(self, tier: StorageTier, call: Callable[[], None], events: Events) -> None:
@@ -181,8 +181,7 @@ def _addresses(tier: StorageTier, is_meant: Callable[[Address], bool]) -> list[A
 
 
 def _delete_all(tier: StorageTier, is_meant: Callable[[Address], bool]) -> None:
-    for address in _addresses(tier, is_meant):
-        tier.delete(address)
+    tier.delete(_addresses(tier, is_meant))
 
 
 class _SuspendedError(Exception):

@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -113,9 +113,10 @@ class DirectoryTier:
             return None
         return Stored(address, found.st_size, found.st_mtime) if stat.S_ISREG(found.st_mode) else None
 
-    def delete(self, address: Address) -> None:
+    def delete(self, addresses: Sequence[Address]) -> None:
         with self._locked() as lock:
-            self._remove(lock, address)
+            for address in addresses:
+                self._remove(lock, address)
 
     def quarantine(self, address: Address) -> None:
         """Moves a file to ``quarantine``, where it still counts and is evicted first."""

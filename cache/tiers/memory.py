@@ -4,7 +4,7 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -62,13 +62,14 @@ class MemoryTier:
         found = self._files.get(address)
         return None if found is None else Stored(address, len(found[0]), found[1])
 
-    def delete(self, address: Address) -> None:
+    def delete(self, addresses: Sequence[Address]) -> None:
         with self._lock:
-            if (found := self._files.pop(address, None)) is not None:
-                self.num_bytes -= len(found[0])
+            for address in addresses:
+                if (found := self._files.pop(address, None)) is not None:
+                    self.num_bytes -= len(found[0])
 
     def quarantine(self, address: Address) -> None:
-        self.delete(address)
+        self.delete([address])
 
     def list(self) -> Iterator[Stored]:
         with self._lock:
@@ -84,7 +85,7 @@ class MemoryTier:
         while self.num_bytes + size > self.max_bytes or (memory := self._take(size)) is None:
             if not self._files:
                 raise TierError(f"{size} bytes are not free in one piece")
-            self.delete(next(iter(self._files)))
+            self.delete([next(iter(self._files))])
         return memory
 
 

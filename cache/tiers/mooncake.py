@@ -3,7 +3,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import SplitResult
@@ -60,7 +60,7 @@ class MooncakeTier:
             return
         # This process's files stay within its own share; the store could use other machines' memory for more.
         while self._put and self.num_bytes + len(file) > self.max_bytes:
-            self.delete(next(iter(self._put)))
+            self.delete([next(iter(self._put))])
         if status := self._store.put(_name(address), bytes(file)):
             raise TierError(f"Mooncake did not take a file (error {status})")
         self._put[address] = Stored(address, len(file), time.time())
@@ -79,14 +79,15 @@ class MooncakeTier:
             return None
         return self._put.get(address) or Stored(address, self._store.get_size(_name(address)), 0.0)
 
-    def delete(self, address: Address) -> None:
-        self._put.pop(address, None)
-        if self._exists(address):
-            # Objects being read have leases, and are removed when these end.
-            self._store.remove(_name(address), True)
+    def delete(self, addresses: Sequence[Address]) -> None:
+        for address in addresses:
+            self._put.pop(address, None)
+            if self._exists(address):
+                # Objects being read have leases, and are removed when these end.
+                self._store.remove(_name(address), True)
 
     def quarantine(self, address: Address) -> None:
-        self.delete(address)
+        self.delete([address])
 
     def list(self) -> Iterator[Stored]:
         return iter([stored for stored in self._put.values() if self._exists(stored.address)])

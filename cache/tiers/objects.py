@@ -3,7 +3,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -60,7 +60,7 @@ class ObjectTier:
         if time.monotonic() - self._listed_at > _LISTED_S:
             self._list_again()
         while self.num_bytes + len(file) > self.max_bytes:
-            self.delete(min(self._files.values(), key=self._used_at).address)
+            self.delete([min(self._files.values(), key=self._used_at).address])
         with _told():
             obstore.put(self._store, _path(address), bytes(file), use_multipart=False)
         self._files[address] = Stored(address, len(file), time.time())
@@ -83,11 +83,17 @@ class ObjectTier:
             return None
         return Stored(address, found["size"], found["last_modified"].timestamp())
 
-    def delete(self, address: Address) -> None:
-        with suppress(FileNotFoundError), _told():
-            obstore.delete(self._store, _path(address))
-        self._files.pop(address, None)
-        self._read_at.pop(address, None)
+    def delete(self, addresses: Sequence[Address]) -> None:
+        try:
+            with _told():
+                obstore.delete(self._store, [_path(address) for address in addresses])
+        except FileNotFoundError:  # in some stores, the first one that is absent ends the call
+            for address in addresses:
+                with suppress(FileNotFoundError), _told():
+                    obstore.delete(self._store, _path(address))
+        for address in addresses:
+            self._files.pop(address, None)
+            self._read_at.pop(address, None)
 
     def quarantine(self, address: Address) -> None:
         path = _path(address)

@@ -7,7 +7,7 @@ Nothing is encrypted, and an earlier file of the same address has a right signat
 
 import hashlib
 import hmac
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -98,8 +98,8 @@ class SignedTier:
     def stat(self, address: Address) -> Stored | None:
         return self._tier.stat(address)
 
-    def delete(self, address: Address) -> None:
-        self._tier.delete(address)
+    def delete(self, addresses: Sequence[Address]) -> None:
+        self._tier.delete(addresses)
 
     def quarantine(self, address: Address) -> None:
         self._tier.quarantine(address)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of tiers: files by content address, within a size."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -18,16 +18,16 @@ class TierConfigError(ValueError):
 
 
 class Address(NamedTuple):
-    """One worker's file of one segment: key in hexadecimal, rank, and number of workers."""
+    """One part of a segment's KV: key in hexadecimal, number of the part, and how many parts there are."""
 
     key: str
-    rank: int
-    ranks: int
+    part: int
+    parts: int
 
     @property
     def name(self) -> str:
         """The name of the file, in every tier."""
-        return f"{self.key}.{self.rank}-of-{self.ranks}"
+        return f"{self.key}.{self.part}-of-{self.parts}"
 
 
 class Stored(NamedTuple):
@@ -66,8 +66,8 @@ class StorageTier(Protocol):
     def stat(self, address: Address) -> Stored | None:
         """The file's metadata; ``None`` if absent."""
 
-    def delete(self, address: Address) -> None:
-        """Drops a file; does nothing if absent."""
+    def delete(self, addresses: Sequence[Address]) -> None:
+        """Drop these files, of which any may be absent."""
 
     def quarantine(self, address: Address) -> None:
         """Makes a damaged file unfindable, and keeps it for inspection if the tier can."""

@@ -402,18 +402,18 @@ class ChunkCache:
         for entry, key in documents.items():
             self.manager.name(key, entry)
 
-    async def file(self, key: ChunkHash, rank: int) -> memoryview | None:
-        """One worker's file of a segment in the pool or in tiers, for other replicas; ``None`` if it is nowhere."""
+    async def file(self, key: ChunkHash, part: int) -> memoryview | None:
+        """A part of a segment in the pool or in tiers, for other replicas; ``None`` if it is nowhere."""
         if self.transfers is None:
             return None
         if (lease := self.manager.hold(key)) is not None:
             try:
-                return await self.transfers.read(lease.chunks[0].entry, rank)
+                return await self.transfers.read(lease.chunks[0].entry, part)
             finally:
                 self.release(lease)
         if (entry := self.manager.away.get(key)) is None:
             return None
-        answer, file = await self.transfers.read_stored(entry, rank)
+        answer, file = await self.transfers.read_stored(entry, part)
         note_events(self.metrics, [replace(answer, held={})])  # other workers hold bytes, too
         return file if answer.tier is not None else None
 

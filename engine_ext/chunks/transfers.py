@@ -3,19 +3,22 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Client
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from cache.config import ChunkCacheConfig
 from cache.segments.hashing import ChunkHash
 from cache.segments.index import ChunkKVCache
 from cache.tiers.kept import KeptMemory
 from cache.tiers.signed import TierKey
+from cache.tiers.tier import Address
 from engine_ext.wire.chunk_file import ChunkFileLabel, pack_file, unpack_file
 from engine_ext.wire.id_record import record_of, record_tensors
+from engine_ext.wire.parts import Division, division
 from engine_ext.wire.prefix import blocks_address
 from engine_ext.wire.worker_messages import (
     Answer,
@@ -44,14 +47,15 @@ class TransferError(Exception):
 
 
 class PoolTransfers:
-    """Reads and writes segments in all workers' pools, several at a time; files are in the order of ranks."""
+    """Reads and writes segments in all workers' pools, several at a time."""
 
-    def __init__(self, addresses: Sequence[str], fingerprint: str, *, keeps_prefixes: bool = False) -> None:
+    def __init__(
+        self, addresses: Sequence[str], parts: Division, config: ChunkCacheConfig, *, keeps_prefixes: bool = False
+    ) -> None:
         """``keeps_prefixes``: whether the workers keep prefixes of prompts in tiers, too."""
-        self._fingerprint = fingerprint
+        self._fingerprint, self._peer_fingerprint = config.fingerprint, config.peer_fingerprint
         self.keeps_prefixes = keeps_prefixes
-        self.num_workers = len(addresses)
-        """Files of each segment."""
+        self.parts = parts
         # Each exchange takes a thread while it waits.
         threads = ThreadPoolExecutor((_AT_ONCE + _GIVEN_AT_ONCE + 2) * len(addresses), thread_name_prefix="transfers")
         memory = KeptMemory()
@@ -66,28 +70,32 @@ class PoolTransfers:
         self._workers = [worker for lane in (*own, *giving, self._storing, self._of_blocks) for worker in lane]
         self._threads = threads
 
-    async def read(self, entry: ChunkKVCache, rank: int) -> memoryview:
-        """One worker's file, for others, of a segment that the caller leases; raises :class:`TransferError`."""
+    async def read(self, entry: ChunkKVCache, part: int) -> memoryview:
+        """A part's file, for others, of a segment that the caller leases; raises :class:`TransferError`."""
         async with _lane_of(self._giving) as workers:
-            return await workers[rank].read(Read(self._label(entry, rank), entry.pages, entry.tag))
+            worker = workers[self.parts.owners[part]]
+            return await worker.read(Read(self._label(entry, part), entry.pages, entry.tag))
 
-    async def read_stored(self, entry: ChunkKVCache, rank: int) -> tuple[Answer, memoryview]:
-        """One worker's file, for others, of a segment in its tiers, and its answer; raises :class:`TransferError`.
+    async def read_stored(self, entry: ChunkKVCache, part: int) -> tuple[Answer, memoryview]:
+        """A part's file, for others, of a segment in a worker's tiers, and its answer; raises :class:`TransferError`.
 
         The answer names the tier that had the file. If none had, the file is empty.
         """
         async with _lane_of(self._giving) as workers:
-            return await workers[rank].exchanged(ReadStored(self._label(entry, rank)))
+            return await workers[self.parts.owners[part]].exchanged(ReadStored(self._label(entry, part)))
 
     async def fetch(self, entry: ChunkKVCache, url: str, secret: str, limit_s: float) -> list[Answer]:
         """Fills a segment from another replica's files at ``url``, which the peers' ``secret`` signs.
 
-        It may be loaded only if every worker fetched its own. It returns, even if cancelled, only when all workers have
-        stopped writing: the pages may then be reused. Raises :class:`TransferError` for files of something else.
+        It may be loaded only if every worker fetched its part. It returns, even if cancelled, only when all workers
+        have stopped writing: the pages may then be reused. Raises :class:`TransferError` for files of something else.
         """
         async with _lane_of(self._own) as workers:
             return await self._all(
-                workers, lambda rank: Fetch(self._label(entry, rank), entry.pages, entry.tag, url, secret, limit_s)
+                workers,
+                lambda part: Fetch(
+                    self._label(entry, part), entry.pages, entry.tag, url, self._peer_fingerprint, secret, limit_s
+                ),
             )
 
     async def load(self, entry: ChunkKVCache, tiers: Sequence[str], limit_s: float = 0.0) -> list[Answer]:
@@ -98,7 +106,10 @@ class PoolTransfers:
         """
         async with _lane_of(self._own) as workers:
             return await self._all(
-                workers, lambda rank: Load(self._label(entry, rank), entry.pages, entry.tag, tuple(tiers), limit_s)
+                workers,
+                lambda part: Load(
+                    self._label(entry, part), entry.pages, entry.tag, self.parts.others, tuple(tiers), limit_s
+                ),
             )
 
     async def store(self, entry: ChunkKVCache) -> list[Answer]:
@@ -106,13 +117,21 @@ class PoolTransfers:
 
         Raises :class:`TransferError`.
         """
-        return await self._all(self._storing, lambda rank: Store(self._label(entry, rank), entry.pages, entry.tag))
+        owners = set(self.parts.owners)
+        answers = list[Answer]()
+        # Where another worker has the same part, tiers that they share have its file by then, and take no second one.
+        for numbers in (sorted(owners), [number for number in range(len(self._storing)) if number not in owners]):
+            answers += await self._all(
+                self._storing, lambda part: Store(self._label(entry, part), entry.pages, entry.tag), numbers
+            )
+        return answers
 
     async def drop(self, key: ChunkHash) -> None:
-        """Drops a segment from every tier; raises :class:`TransferError`."""
+        """Drops a segment, of whatever parts, from every tier; raises :class:`TransferError`."""
+        sizes = (self.parts.num_parts, *self.parts.others)
+        addresses = [Address(str(key), part, size) for size in sizes for part in range(size)]
         async with _lane_of(self._own) as workers:
-            for rank, worker in enumerate(workers):
-                await worker.ask(Drop(ChunkFileLabel(self._fingerprint, str(key), "", "", rank, self.num_workers)))
+            await self._all(workers, lambda _: Drop(addresses))
 
     async def keep_record(self, key: ChunkHash, data: bytes) -> None:
         """Stores the record of a chunk id in every tier, instead of an earlier one; raises :class:`TransferError`."""
@@ -145,9 +164,15 @@ class PoolTransfers:
             worker.close()
         self._threads.shutdown(wait=False)
 
-    async def _all(self, workers: "Sequence[_Worker]", message_to: Callable[[int], SegmentMessage]) -> list[Answer]:
-        """The answers of all workers; ``message_to`` gives the message by rank."""
-        asked = (worker.ask(message_to(rank)) for rank, worker in enumerate(workers))
+    async def _all(
+        self,
+        workers: "Sequence[_Worker]",
+        message_to: Callable[[int], SegmentMessage],
+        numbers: Iterable[int] | None = None,
+    ) -> list[Answer]:
+        """The answers of all workers, or of these ``numbers``; ``message_to`` gives the message by part."""
+        chosen = range(len(workers)) if numbers is None else numbers
+        asked = (workers[number].ask(message_to(self.parts.of_workers[number])) for number in chosen)
         moving = asyncio.gather(*asked, return_exceptions=True)
         is_cancelled = False
         while not moving.done():
@@ -165,11 +190,11 @@ class PoolTransfers:
         return answers
 
     def _record_label(self, key: str) -> ChunkFileLabel:
-        return ChunkFileLabel(self._fingerprint, key, "", "", 0, self.num_workers)
+        return ChunkFileLabel(self._fingerprint, key, "", "", 0, 1)
 
-    def _label(self, entry: ChunkKVCache, rank: int) -> ChunkFileLabel:
+    def _label(self, entry: ChunkKVCache, part: int) -> ChunkFileLabel:
         prefix, tokens = entry.identity.prefix.hex(), entry.identity.tokens.hex()
-        return ChunkFileLabel(self._fingerprint, str(entry.key), prefix, tokens, rank, self.num_workers)
+        return ChunkFileLabel(self._fingerprint, str(entry.key), prefix, tokens, part, self.parts.num_parts)
 
 
 Lane = list["_Worker"]
@@ -243,7 +268,7 @@ class _Worker:
 async def opened_transfers(
     llm: AsyncLLM,
     folder: str,
-    fingerprint: str,
+    config: ChunkCacheConfig,
     tier_urls: Sequence[str],
     tier_key: TierKey | None,
     *,
@@ -254,14 +279,21 @@ async def opened_transfers(
     ``folder`` gets the workers' sockets.
     """
     key = None if tier_key is None else tier_key.key
-    arguments = (folder, fingerprint, list(tier_urls), key, keeps_prefixes)
-    addresses: list[str | None] = await llm.collective_rpc("chunk_cache_serve_transfers", args=arguments)
-    found = [address for address in addresses if address is not None]
-    if len(found) < len(addresses):
+    arguments = (folder, config.fingerprint, list(tier_urls), key, keeps_prefixes)
+    served: list[tuple[str, list[int]] | None] = await llm.collective_rpc("chunk_cache_serve_transfers", args=arguments)
+    found = [worker for worker in served if worker is not None]
+    if len(found) < len(served):
         logger.warning("chunks are neither stored nor shared: some workers run on another machine")
         yield None
         return
-    transfers = PoolTransfers(found, fingerprint, keeps_prefixes=keeps_prefixes)
+    parallel = llm.vllm_config.parallel_config
+    parts = division(
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+        1 if llm.model_config.use_mla else llm.model_config.get_total_num_kv_heads(),
+        {heads for _, of_layers in found for heads in of_layers},
+    )
+    transfers = PoolTransfers([address for address, _ in found], parts, config, keeps_prefixes=keeps_prefixes)
     try:
         yield transfers
     finally:

@@ -8,9 +8,11 @@ import logging
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, Listener
 from typing import Any, Final, assert_never
@@ -27,6 +29,7 @@ from engine_ext.core.pages import WrongPagesError
 from engine_ext.core.worker import WorkerHalf
 from engine_ext.wire.chunk_file import LONGEST_HEADER, BlankFile, ChunkFileError, ChunkFileLabel, unpack_file
 from engine_ext.wire.id_record import LARGEST_RECORD, is_record_of, record_of
+from engine_ext.wire.parts import joined, sources
 from engine_ext.wire.worker_messages import (
     Answer,
     Drop,
@@ -48,6 +51,8 @@ from replicas.signing import PeerKey
 
 logger = logging.getLogger(__name__)
 
+_ABSENT_S: Final = 60.0
+"""How long a number of parts that no segment was ever found in isn't looked for again: each look is a round trip."""
 _NICE: Final = 5
 """Niceness of threads that import files: a third of the engine's share of a core that both want."""
 
@@ -101,6 +106,9 @@ class TransferServer:
         self._memory = KeptMemory(allocator(half))
         # More threads than cores would wait for each other; the steps of running answers go first.
         self._imports = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="imports", initializer=_give_way)
+        # Numbers of parts that tiers had segments in, and when to look again for those that they had none in.
+        self._met: set[int] = set()
+        self._absent_until: dict[int, float] = {}
 
     def answer(self, connection: Connection) -> None:
         """Carries out one message."""
@@ -135,7 +143,7 @@ class TransferServer:
             case Fetch():
                 self._fetch(message, answer)
             case Drop():
-                self._chain.delete(_address(message.label), Events(answer.events))
+                self._chain.delete(message.addresses, Events(answer.events))
             case KeepRecord():
                 self._keep_record(message, answer)
             case FindRecord():
@@ -166,24 +174,46 @@ class TransferServer:
         return self._from_tiers(label, self._largest(label), checked, answer)
 
     def _load(self, message: Load, answer: Answer) -> None:
-        label = message.label
-        loaded = self._chain.get(
-            _address(label),
-            self._largest(label),
-            message.tiers,
-            lambda data: (len(data), self._unpack(data, label)),
-            Events(answer.events),
-            message.limit_s or math.inf,
-        )
-        if loaded is not None:
-            answer.tier, (answer.num_bytes, tensors) = loaded
-            self._write(message, tensors)
+        own = message.label.parts
+        for parts in (own, *message.others):
+            if time.monotonic() < self._absent_until.get(parts, 0.0):
+                continue
+            if (tensors := self._loaded(message, parts, answer)) is not None:
+                self._met.add(parts)
+                self._write(message, tensors)
+                return
+            if parts != own and parts not in self._met:
+                self._absent_until[parts] = time.monotonic() + _ABSENT_S
+
+    def _loaded(self, message: Load, parts: int, answer: Answer) -> dict[str, torch.Tensor] | None:
+        """The tensors of the message's part, from tiers that have the segment in so many parts."""
+        files, tiers, num_bytes = list[dict[str, torch.Tensor]](), list[str](), 0
+        wanted = sources(message.label.part, message.label.parts, parts)
+        for source in wanted:
+            label = replace(message.label, part=source.part, parts=parts)
+            loaded = self._chain.get(
+                _address(label),
+                self._largest(label, source.shares),
+                message.tiers,
+                lambda data, label=label: (len(data), self._unpack(data, label)),  # type: ignore[misc]
+                Events(answer.events),
+                message.limit_s or math.inf,
+            )
+            if loaded is None:
+                return None
+            tier, (length, file) = loaded
+            files.append(file)
+            tiers.append(tier)
+            num_bytes += length
+        # The slowest of them.
+        answer.tier, answer.num_bytes = max(tiers, key=message.tiers.index), num_bytes
+        return joined(files, wanted)
 
     def _fetch(self, message: Fetch, answer: Answer) -> None:
-        url = f"{message.url}?rank={message.label.rank}"
+        url = f"{message.url}?part={message.label.part}"
         try:
-            key, engine = PeerKey(message.secret), message.label.fingerprint
-            file = fetch_file(url, key, engine, self._largest(message.label), message.limit_s, self._memory.take)
+            key, most = PeerKey(message.secret), self._largest(message.label)
+            file = fetch_file(url, key, message.engine, most, message.limit_s, self._memory.take)
         except PeerFileError as error:
             logger.warning("a replica's chunk: %s", error)
             answer.fetched = "failed"
@@ -195,7 +225,7 @@ class TransferServer:
     def _keep_record(self, message: KeepRecord, answer: Answer) -> None:
         address, events = _address(message.label), Events(answer.events)
         unpack_file(message.file, message.label)
-        self._chain.delete(address, events)
+        self._chain.delete([address], events)
         self._chain.put(address, message.file, events)
 
     def _find_record(self, message: FindRecord, answer: Answer) -> None:
@@ -212,9 +242,9 @@ class TransferServer:
         answer.num_bytes = len(file)
         return file
 
-    def _largest(self, label: ChunkFileLabel) -> int:
-        """Bytes that a segment's file has at most."""
-        return _num_tokens(label) * self._half.token_bytes + LONGEST_HEADER
+    def _largest(self, label: ChunkFileLabel, shares: int = 1) -> int:
+        """Bytes that a segment's file has at most, of which this worker's part are so many shares."""
+        return _num_tokens(label) * self._half.token_bytes * shares + LONGEST_HEADER
 
     def _unpack(self, file: Buffer, label: ChunkFileLabel) -> dict[str, torch.Tensor]:
         return self._imports.submit(unpack_file, file, label).result()
@@ -225,7 +255,7 @@ class TransferServer:
 
 
 def _address(label: ChunkFileLabel) -> Address:
-    return Address(label.key, label.rank, label.ranks)
+    return Address(label.key, label.part, label.parts)
 
 
 def _num_tokens(label: ChunkFileLabel) -> int:

@@ -195,8 +195,10 @@ class ChunkCacheWorkerExtension:
         tier_urls: Sequence[str],
         tier_key: bytes | None,
         keeps_prefixes: bool,
-    ) -> str | None:
-        """Serves files to :mod:`engine_ext.chunks.transfers`; returns its address, ``None`` without ``folder``.
+    ) -> tuple[str, list[int]] | None:
+        """Serve files to :mod:`engine_ext.chunks.transfers`; return the address, and layers' numbers of KV heads.
+
+        ``None`` without ``folder``.
 
         ``tier_key`` is that of a :class:`cache.tiers.signed.TierKey`.
         """
@@ -212,7 +214,7 @@ class ChunkCacheWorkerExtension:
 
                 engine = (fingerprint, self.rank, self.vllm_config.parallel_config.world_size)
                 listen(blocks_address(address), serve_blocks(half, chain, engine))
-        return address
+        return address, sorted({layer.key_pool.shape[2] for layer in half.copier.layers})
 
     def chunk_cache_forget(self) -> None:
         """Removes the tags of all pages."""

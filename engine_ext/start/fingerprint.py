@@ -16,7 +16,9 @@ _ABOUT_FILES = frozenset({"_name_or_path", "_commit_hash", "transformers_version
 
 
 def engine_fingerprint(config: VllmConfig, weights: str | None, adapter: str = "") -> str:
-    """Digest of everything beside the tokens that determines their KV.
+    """Digest of everything beside the tokens that determines their KV, and of how layers are divided among workers.
+
+    Tensor parallelism divides heads, by which files are cut (:mod:`engine_ext.wire.parts`).
 
     Without a digest of the ``weights`` (:func:`weights_digest`) the model's name stands for them, which is sufficient
     while no KV leaves the process. ``adapter`` is the digest of the adapter for writing.
@@ -31,7 +33,7 @@ def engine_fingerprint(config: VllmConfig, weights: str | None, adapter: str = "
         "config": {name: value for name, value in fields.items() if name not in _ABOUT_FILES},
         "dtype": [str(model.dtype), config.cache_config.cache_dtype, model.quantization],
         "drafter": _drafter(config),
-        "parallel": [parallel.tensor_parallel_size, parallel.pipeline_parallel_size],
+        "stages": parallel.pipeline_parallel_size,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 

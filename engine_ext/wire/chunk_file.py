@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One worker's KV of one segment as safetensors, with a label and a checksum.
+"""A part of one segment's KV (:mod:`engine_ext.wire.parts`) as safetensors, with a label and a checksum.
 
 Layer ``i`` has ``i.key`` and ``i.value``, ``[tokens, heads, size]``, as computed: keys are rotated to the positions
 behind the segment's prefix. The metadata has the label, and a checksum over all tensors.
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cache.tiers.tier import Buffer
 
-FORMAT = "tessera-kv-1"
+FORMAT = "tessera-kv-2"
 Forms = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor, by name."""
 warnings.filterwarnings("ignore", "The given buffer is not writable")  # nobody writes to a file's tensors
@@ -45,7 +45,7 @@ class ChunkFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ChunkFileLabel:
-    """The engine, segment and worker of a file's KV.
+    """The engine, the segment, and the part of its KV that a file has.
 
     ``prefix`` and ``tokens`` are packed token ids (:func:`cache.positions.layout.pack`) in hexadecimal; ``key`` is the
     segment's.
@@ -55,8 +55,8 @@ class ChunkFileLabel:
     key: str
     prefix: str
     tokens: str
-    rank: int
-    ranks: int
+    part: int
+    parts: int
 
     def to_metadata(self, checksum: str) -> dict[str, str]:
         """The metadata of a file."""
@@ -128,7 +128,7 @@ def label_of(data: Buffer) -> ChunkFileLabel:
         if not all(isinstance(text, str) for text in texts.values()):
             raise TypeError("it has something else than text")
         bytes.fromhex(texts["prefix"]), bytes.fromhex(texts["tokens"])
-        return ChunkFileLabel(**{**texts, "rank": int(texts["rank"]), "ranks": int(texts["ranks"])})
+        return ChunkFileLabel(**{**texts, "part": int(texts["part"]), "parts": int(texts["parts"])})
     except (ValueError, KeyError, TypeError) as error:
         raise ChunkFileError(f"no label: {error!r}"[:200]) from error
 

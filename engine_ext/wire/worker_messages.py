@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from cache.tiers.tier import Buffer
+from cache.tiers.tier import Address, Buffer
 from engine_ext.wire.chunk_file import ChunkFileLabel
 
 Fetched = Literal["fetched", "absent", "failed"]
@@ -50,24 +50,32 @@ class Store(_OfPages):
 
 
 class Load(_OfPages):
-    """Import the pages from one of ``tiers``, each of which gets ``limit_s`` (0: no limit)."""
+    """Import the pages from one of ``tiers``, each of which gets ``limit_s`` (0: no limit).
 
+    ``others`` are numbers of parts to look for instead where the label's part is in none.
+    """
+
+    others: tuple[int, ...]
     tiers: tuple[str, ...]
     limit_s: float
 
 
 class Fetch(_OfPages):
-    """Fill the pages from a replica's file at ``url`` and this worker's rank, signed with the peers' ``secret``."""
+    """Fill the pages from a replica's file of this part at ``url``, signed with the peers' ``secret``.
+
+    ``engine`` is the fingerprint of engines whose parts are this one's.
+    """
 
     url: str
+    engine: str
     secret: str
     limit_s: float
 
 
 class Drop(_Message):
-    """Remove a segment from every tier."""
+    """Remove files from every tier."""
 
-    label: ChunkFileLabel
+    addresses: list[Address]
 
 
 class KeepRecord(_Message):

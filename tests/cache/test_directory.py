@@ -68,7 +68,7 @@ def test_what_is_no_file_is_in_nobodys_way(tmp_path, kind):
         for number in range(2, 9):
             tier.put(address(number), bytes(3000))
         tier.empty_quarantine()
-        tier.delete(address(1))
+        tier.delete([address(1)])
     assert path.is_symlink() or path.exists()
     assert (tmp_path / "else").read_bytes() == b"secret"
 
@@ -126,7 +126,7 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path):
         lambda: tier.get(address(1), MOST),
         lambda: tier.open(address(1)),
         lambda: tier.stat(address(1)),
-        lambda: tier.delete(address(1)),
+        lambda: tier.delete([address(1)]),
         lambda: tier.quarantine(address(1)),
     ):
         with pytest.raises(TierError, match="is a link"):
@@ -199,7 +199,7 @@ def test_whatever_lies_in_the_directory_it_is_refused_or_passed_over(tmp_path_fa
             return
         for verb, number in calls:
             given = {"put": [address(number), b"good" * 500], "get": [address(number), MOST]}
-            given |= {"shrink": [1000 * number], "list": [], "empty_quarantine": []}
+            given |= {"delete": [[address(number)]], "shrink": [1000 * number], "list": [], "empty_quarantine": []}
             with suppress(TierError, OSError):
                 if verb == "open":
                     tier = DirectoryTier(root, MOST)

@@ -12,7 +12,7 @@ from cache.tiers.config import make_tier
 from cache.tiers.directory import DirectoryTier
 from cache.tiers.signed import SIGNATURE_BYTES, SignedTier, TierKey, UnsignedFileError
 from cache.tiers.tier import Address, TierConfigError
-from engine_ext.wire.chunk_file import ChunkFileLabel, pack_file
+from engine_ext.wire.chunk_file import FORMAT, ChunkFileLabel, pack_file
 from engine_ext.wire.id_record import record_key, record_tensors
 from engine_ext.wire.prefix import file_key, namespace_digest
 
@@ -20,8 +20,8 @@ KEY, OTHER = TierKey.of(b"a secret of servers"), TierKey.of(b"a secret of others
 ENGINE, MOST = "f" * 64, 1 << 20
 
 
-def filed(key: str, tensors: dict[str, torch.Tensor], tokens: str = "", rank: int = 0) -> tuple[Address, bytes]:
-    return Address(key, rank, 2), pack_file(ChunkFileLabel(ENGINE, key, "", tokens, rank, 2), tensors)
+def filed(key: str, tensors: dict[str, torch.Tensor], tokens: str = "", part: int = 0) -> tuple[Address, bytes]:
+    return Address(key, part, 2), pack_file(ChunkFileLabel(ENGINE, key, "", tokens, part, 2), tensors)
 
 
 def kv(number: float) -> dict[str, torch.Tensor]:
@@ -42,7 +42,7 @@ def mutations(signed: bytes, file: bytes) -> Iterator[bytes]:
     yield from (signed[:at] + bytes([signed[at] ^ bit]) + signed[at + 1 :] for at in places for bit in (1, 128))
     yield from (signed[:length] for length in (*range(0, len(signed), 61), len(file), len(signed) - 1))
     yield from (signed[1:], signed + b"\0", b"\0" + signed, signed + signed[-SIGNATURE_BYTES:])
-    forged = file.replace(b"tessera-kv-1", b"tessera-kv-2")
+    forged = file.replace(FORMAT.encode(), b"tessera-kv-0")
     yield from (file, forged, forged + signed[-SIGNATURE_BYTES:], file[:-1] + b"\1" + signed[-SIGNATURE_BYTES:])
 
 
@@ -54,7 +54,7 @@ def test_no_change_of_a_file_is_taken(kind: str) -> None:
     for changed in mutations(signed, file):
         with pytest.raises(UnsignedFileError):
             KEY.checked(address, changed)
-    for other in ({"key": address.key[:-2] + "00"}, {"rank": 1}, {"ranks": 21}, {"key": "", "rank": 0}):
+    for other in ({"key": address.key[:-2] + "00"}, {"part": 1}, {"parts": 21}, {"key": "", "part": 0}):
         with pytest.raises(UnsignedFileError):  # of another segment, worker or cluster
             KEY.checked(address._replace(**other), signed)
     with pytest.raises(UnsignedFileError):
@@ -88,7 +88,7 @@ def test_whatever_is_written_to_a_tier_is_a_miss_and_makes_room_for_a_right_one(
     with caplog.at_level(logging.WARNING):
         for address, file in FILES.values():
             for written in evil:
-                raw.delete(address)
+                raw.delete([address])
                 raw.put(address, written)
                 found = chain.get(address, MOST, [tier.name], check, events)
                 if written == stored[address]:

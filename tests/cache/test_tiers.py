@@ -75,11 +75,11 @@ def test_a_file_comes_back_as_it_was_written_first(tier):
     tier.put(address(1, 1, 2), b"others")
     assert bytes(tier.get(address(1, 1, 2), MOST)) == b"some bytes"
     assert tier.stat(address(1, 1, 2))[:2] == (address(1, 1, 2), 10)
-    assert tier.get(address(1, 0, 2), MOST) is None  # another worker's
-    assert tier.get(address(1, 1, 1), MOST) is None  # of another number of workers
+    assert tier.get(address(1, 0, 2), MOST) is None  # another part
+    assert tier.get(address(1, 1, 1), MOST) is None  # of another number of parts
     assert held(tier) == {address(1, 1, 2): 10}
-    tier.delete(address(1, 1, 2))
-    tier.delete(address(1, 1, 2))
+    tier.delete([address(1, 1, 2), address(7)])
+    tier.delete([address(1, 1, 2), address(7)])
     assert (tier.get(address(1, 1, 2), MOST), held(tier)) == (None, {})
 
 
@@ -119,8 +119,9 @@ def test_a_damaged_file_is_found_no_more(tier):
 def test_whatever_is_done_it_has_what_it_says_and_not_too_much(tmp_path_factory, calls):
     for tier in (MemoryTier(9000), DirectoryTier(tmp_path_factory.mktemp("tier"), 9000)):
         for verb, number in calls:
-            arguments = {"put": [bytes([number]) * (1000 + 700 * number)], "get": [MOST]}
-            getattr(tier, verb)(address(number), *arguments.get(verb, []))
+            given = {"put": [address(number), bytes([number]) * (1000 + 700 * number)], "get": [address(number), MOST]}
+            given["delete"] = [[address(number), address(9)]]
+            getattr(tier, verb)(*given.get(verb, [address(number)]))
             assert sum(held(tier).values()) <= 9000
         for found, size in held(tier).items():
             file = tier.get(found, 1 << 20)
@@ -255,7 +256,7 @@ def test_what_is_deleted_while_a_slow_tier_reads_it_is_in_no_faster_one_afterwar
 
     def get_while_it_is_deleted(*arguments):
         found = get(*arguments)
-        chain.delete(address(1), Events())
+        chain.delete([address(1)], Events())
         return found
 
     slow.get = get_while_it_is_deleted

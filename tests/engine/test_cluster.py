@@ -182,7 +182,7 @@ def test_a_peer_that_lies_is_not_believed(cluster, text):
     (other,) = a.chat(chunks=[text(400)], **ASKED)["cache"]["chunks"]
     me = next(each for each in cluster.router.cluster()["replicas"] if each["name"] == "a")
     key, headers = PeerKey(SECRET), {FINGERPRINT_HEADER: me["fingerprint"]}
-    file = a.client.get(f"/peer/chunks/{other['key']}?rank=0", headers=headers, auth=PeerAuth(key)).content
+    file = a.client.get(f"/peer/chunks/{other['key']}?part=0", headers=headers, auth=PeerAuth(key)).content
     damaged = bytearray(file)
     damaged[-100] ^= 1
     lies = {"of another": file, "damaged": bytes(damaged), "nothing": b"", "half": file[: len(file) // 2]}
@@ -218,12 +218,12 @@ def test_a_peer_that_lies_is_not_believed(cluster, text):
 @pytest.mark.parametrize("secret", [None, "wrong", SECRET])
 def test_peers_without_the_secret_get_nothing(cluster, secret):
     """Nor with it, if they send it instead of signing with it."""
-    for path in ("/peer/chunks/00?rank=0", "/peer/chunks/" + "00" * 16 + "?rank=0"):
-        signed = PeerKey(secret or "wrong").sign("GET", path.replace("rank=0", "rank=1"))
+    for path in ("/peer/chunks/00?part=0", "/peer/chunks/" + "00" * 16 + "?part=0"):
+        signed = PeerKey(secret or "wrong").sign("GET", path.replace("part=0", "part=1"))
         headers = {"authorization": f"Bearer {secret}", HEADER: signed} if secret else {}
         answer = cluster.replicas["a"].client.get(path, headers=headers)
         assert (answer.status_code, "secret" in answer.text) == (403, True)
-    assert cluster.router.client.get("/peer/chunks/00", params={"rank": 0}).status_code == 404
+    assert cluster.router.client.get("/peer/chunks/00", params={"part": 0}).status_code == 404
 
 
 REDIS_FAULTS = ("restarting", "emptied", "hanging", "full", "stale")  # the last leaves claims that nobody makes again

@@ -14,6 +14,7 @@ from cache.config import ChunkCacheConfig
 from cache.manager import ChunkCacheManager
 from engine_ext.chunks.transfers import PoolTransfers
 from engine_ext.core.file_server import listen
+from engine_ext.wire.parts import Division
 from engine_ext.wire.worker_messages import Answer, ReadStored, segment_message
 from tests.cache.helpers import PAGE_TOKENS, acquire, tokens
 
@@ -35,8 +36,9 @@ def slow_tier(tmp_path: Path) -> Iterator[tuple[str, threading.Event]]:
 
 async def test_own_loads_do_not_wait_for_what_others_read_from_a_slow_tier(slow_tier: Any) -> None:
     address, answers = slow_tier
-    transfers = PoolTransfers([address], "engine")
-    (job, *_) = acquire(ChunkCacheManager(ChunkCacheConfig(12, PAGE_TOKENS, "engine")), tokens(100, 4)).fills
+    config = ChunkCacheConfig(12, PAGE_TOKENS, "engine")
+    transfers = PoolTransfers([address], Division((0,), 1), config)
+    (job, *_) = acquire(ChunkCacheManager(config), tokens(100, 4)).fills
     (entry, *_) = job.entries
     given = [asyncio.create_task(transfers.read_stored(entry, 0)) for _ in range(100)]
     await asyncio.sleep(0.05)

@@ -32,7 +32,7 @@ def signature_of(request: bytes) -> str:
 
 
 def fetched(url: str, limit_s: float = 20.0, max_bytes: int = len(CONTENT)) -> memoryview | None:
-    return fetch_file(f"{url}/a?rank=1", KEY, "engine", max_bytes, limit_s, lambda n: memoryview(bytearray(n)))
+    return fetch_file(f"{url}/a?part=1", KEY, "engine", max_bytes, limit_s, lambda n: memoryview(bytearray(n)))
 
 
 def test_a_file_is_asked_for_with_the_headers_and_comes_whole() -> None:
@@ -44,9 +44,9 @@ def test_a_file_is_asked_for_with_the_headers_and_comes_whole() -> None:
 
     with peer(answer) as url:
         assert fetched(url) == CONTENT
-    assert asked[0].startswith(b"GET /a?rank=1 HTTP/1.1\r\n")
+    assert asked[0].startswith(b"GET /a?part=1 HTTP/1.1\r\n")
     assert b"x-tessera-fingerprint: engine\r\n" in asked[0]
-    assert KEY.signed_request(signature_of(asked[0]), "GET", "/a?rank=1")
+    assert KEY.signed_request(signature_of(asked[0]), "GET", "/a?part=1")
     assert b"a secret of replicas" not in asked[0]
 
 
@@ -79,7 +79,7 @@ def test_a_file_that_is_not_the_replicas_is_refused(change: str) -> None:
     def answer(connection: socket.socket, request: bytes) -> None:
         body, signature, key = bytearray(CONTENT), signature_of(request), KEY
         if change == "another's answer":
-            signature = KEY.sign("GET", "/a?rank=1")
+            signature = KEY.sign("GET", "/a?part=1")
         if change == "another secret":
             key = PeerKey("a secret of nobody's")
         mac = "" if change == "no signature" else key.sign_answer(signature, 200, [body])

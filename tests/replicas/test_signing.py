@@ -10,7 +10,7 @@ from replicas.signing import HEADER, WINDOW_S, PeerAuth, PeerKey, SignatureError
 from tests.cache.helpers import Clock
 
 SECRET = "a secret of replicas"
-BODY, TARGET = b'{"segments": []}', "/peer/chunks/00ff?rank=0"
+BODY, TARGET = b'{"segments": []}', "/peer/chunks/00ff?part=0"
 
 
 def mutations(data: bytes) -> list[bytes]:

@@ -23,6 +23,7 @@ from cache.tiers.kept import KeptMemory
 from engine_ext.chunks.chunk_cache import ChunkCache
 from engine_ext.chunks.transfers import TransferError
 from engine_ext.client.engine import ChunkEngine
+from engine_ext.wire.parts import Division
 from engine_ext.wire.vllm_compat import GracefulHTTPError
 from engine_ext.wire.worker_messages import Answer
 from replicas.peer_file import FINGERPRINT_HEADER, PeerFileError, fetch_file
@@ -47,7 +48,7 @@ def document_key(chunk):
 class FakeTransfers:
     """Files of the fake engine's pages."""
 
-    num_workers = 1
+    parts = Division((0,), 1)
     keeps_prefixes = False
 
     def __init__(self, llm, mounts):
@@ -62,10 +63,10 @@ class FakeTransfers:
         self.may_end.set()
         self.reads = 0
 
-    async def read(self, entry, rank):
+    async def read(self, entry, part):
         self.reads += 1
         await self.may_end.wait()
-        assert rank == 0
+        assert part == 0
         pages = [self.llm.pages[page] for page in entry.pages]
         assert {tag for tag, _ in pages} == {entry.tag}
         content = json.dumps(["damaged" if self.damaged else str(entry.key), pages[0][1]]).encode()
@@ -75,7 +76,7 @@ class FakeTransfers:
         """Stores a segment's file."""
         self.stored[entry.key] = await self.read(entry, 0)
 
-    async def read_stored(self, entry, rank):
+    async def read_stored(self, entry, part):
         file = self.stored.get(entry.key)
         return (Answer(), memoryview(b"")) if file is None else (Answer(tier="host", num_bytes=len(file)), file)
 
@@ -109,11 +110,11 @@ class FakeTransfers:
         host, path = url[: url.index("/peer")], url[url.index("/peer") :]
         if host in self.strangers:
             real = self.strangers[host] + path
-            return await asyncio.to_thread(fetch_file, real, key, "engine", LARGEST, limit_s, KeptMemory().take)
-        client = httpx.AsyncClient(mounts=self.mounts, headers={FINGERPRINT_HEADER: "engine"}, auth=PeerAuth(key))
+            return await asyncio.to_thread(fetch_file, real, key, "engine-1", LARGEST, limit_s, KeptMemory().take)
+        client = httpx.AsyncClient(mounts=self.mounts, headers={FINGERPRINT_HEADER: "engine-1"}, auth=PeerAuth(key))
         try:
             async with asyncio.timeout(limit_s), client:
-                response = await client.get(url, params={"rank": 0})
+                response = await client.get(url, params={"part": 0})
         except httpx.HTTPError as error:
             raise PeerFileError(str(error)) from error
         if response.status_code not in (200, 404):
@@ -142,7 +143,7 @@ class Node:
         self.app.add_exception_handler(GracefulHTTPError, _as_vllm_does)
         mounts[f"http://{name}"] = httpx.ASGITransport(self.app)
         self.client = httpx.AsyncClient(mounts=mounts)
-        headers = {FINGERPRINT_HEADER: self.cache.config.fingerprint}
+        headers = {FINGERPRINT_HEADER: self.cache.config.peer_fingerprint}
         self.peers_client = httpx.AsyncClient(mounts=mounts, headers=headers, auth=PeerAuth(PeerKey(SECRET)))
         self.is_up = True
         self.source = Peers(
@@ -164,7 +165,7 @@ class Node:
             self.fetching.enter_context(self.cache.fills.also_from(prefillers))
 
     async def join(self):
-        url, fingerprint = f"http://{self.name}", self.manager.config.fingerprint
+        url, fingerprint = f"http://{self.name}", self.manager.config.peer_fingerprint
         await self.registry.beat(
             Replica(self.id, self.name, url, ("m",), fingerprint, role=self.role, storages=self.storages)
         )

@@ -6,8 +6,8 @@ from cache.tiers.tier import Address
 MOST = 10_000
 
 
-def address(number, rank=0, ranks=1):
-    return Address(f"{number:032x}", rank, ranks)
+def address(number, part=0, parts=1):
+    return Address(f"{number:032x}", part, parts)
 
 
 def held(tier):

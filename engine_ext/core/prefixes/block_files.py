@@ -173,7 +173,7 @@ class BlockFiles:
 
     def _drop(self, message: DropBlocks) -> None:
         def is_meant(address: Address) -> bool:
-            is_own = (address.rank, address.ranks) == (self._engine.rank, self._engine.ranks)
+            is_own = (address.part, address.parts) == (self._engine.rank, self._engine.ranks)
             return is_own and is_block_of(address.key, self._engine.fingerprint, message.namespace)
 
         with self._lock:
@@ -215,7 +215,7 @@ class BlockFiles:
         return Address(file_key(engine.fingerprint, namespace, key), engine.rank, engine.ranks)
 
     def _label(self, address: Address) -> ChunkFileLabel:
-        return ChunkFileLabel(self._engine.fingerprint, address.key, "", "", address.rank, address.ranks)
+        return ChunkFileLabel(self._engine.fingerprint, address.key, "", "", address.part, address.parts)
 
     def _note(self, word: str) -> None:
         with self._lock:

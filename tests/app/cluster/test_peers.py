@@ -158,7 +158,7 @@ async def test_the_bytes_in_tiers_are_those_of_all_workers_when_one_sends_a_file
     await left_to_tiers(a, "host")
     a.cache.metrics.tier_bytes["host"] = 200
 
-    async def read_stored(entry, rank):
+    async def read_stored(entry, part):
         return Answer(tier="host", num_bytes=4, held={"host": 100}), memoryview(b"file")
 
     a.transfers.read_stored = read_stored
@@ -252,15 +252,15 @@ async def test_a_client_that_leaves_frees_no_page_that_is_being_written(pair):
 async def test_the_endpoint_takes_the_secret_and_says_what_it_does_not_have(pair):
     a, _ = pair
 
-    async def get(key, rank=0, fingerprint="engine", client=a.peers_client):
-        url, headers = f"http://a/peer/chunks/{key}?rank={rank}", {FINGERPRINT_HEADER: fingerprint}
+    async def get(key, part=0, fingerprint="engine-1", client=a.peers_client):
+        url, headers = f"http://a/peer/chunks/{key}?part={part}", {FINGERPRINT_HEADER: fingerprint}
         return (await client.get(url, headers=headers)).status_code
 
     key = str(next(entry.key for entry in a.manager.index if not entry.is_system))
     assert await get(key) == 200
     assert await get(key, client=a.client) == 403
-    assert await get("00" * 16) == await get(key, rank=1) == 404
-    assert await get(key, rank=-1) == await get("zz") == 422
+    assert await get("00" * 16) == await get(key, part=1) == 404
+    assert await get(key, part=-1) == await get("zz") == 422
     assert await get(key, fingerprint="other") == 409
     assert a.transfers.reads == 1
     a.cache.transfers = None
@@ -324,7 +324,7 @@ async def test_a_replica_that_vanishes_while_it_computes_is_not_waited_for(nodes
 
 async def test_fills_are_for_peers_with_sense(nodes):
     (a,) = await nodes("p", role="prefill")
-    url, own, other = "http://p/peer/fills", {FINGERPRINT_HEADER: "engine"}, {FINGERPRINT_HEADER: "other"}
+    url, own, other = "http://p/peer/fills", {FINGERPRINT_HEADER: "engine-1"}, {FINGERPRINT_HEADER: "other"}
     empty = {"prefix": "", "tokens": "", "is_system": False, "document": None}
     for segments in ([], [empty], [{**empty, "tokens": "01"}]):
         body = {"namespace": "x", "segments": segments}

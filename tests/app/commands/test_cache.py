@@ -94,7 +94,7 @@ def test_verify_puts_damaged_and_misnamed_files_into_quarantine(tier, capsys):
     other.write_bytes(other.read_bytes()[:-1])
     assert main(["verify", str(tier.root)]) == 1
     shown = said(capsys)
-    assert f"it has the KV of {1:032x}, worker 0 of 1" in shown
+    assert f"it has the KV of {1:032x}, part 0 of 1" in shown
     assert "2 damaged files" in shown
     assert {each.name for each in (tier.root / "quarantine").iterdir()} == {path.name, other.name}
     assert [stored.address for stored in tier.list()] == [file_of(2)[0]]

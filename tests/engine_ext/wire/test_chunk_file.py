@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from engine_ext.wire.chunk_file import ChunkFileError, ChunkFileLabel, label_of, pack_file, unpack_file
 from tests.fuzzing import ends, json_values, objects, perhaps
 
-LABEL = ChunkFileLabel("engine", "0a" * 16, "01000000", "0200000003000000", rank=0, ranks=2)
+LABEL = ChunkFileLabel("engine", "0a" * 16, "01000000", "0200000003000000", part=0, parts=2)
 
 
 def tensors(dtype=torch.float32):
@@ -39,8 +39,8 @@ def test_what_was_packed_comes_back_bit_for_bit(dtype):
         ("key", "0b" * 16),
         ("prefix", ""),
         ("tokens", "0200000004000000"),
-        ("rank", 1),
-        ("ranks", 1),
+        ("part", 1),
+        ("parts", 1),
     ],
 )
 def test_another_segment_engine_or_worker_is_refused(field, value):
@@ -97,7 +97,7 @@ wrong_fields = objects(
     data_offsets=perhaps(st.lists(numbers, min_size=2, max_size=2)),
 )
 wrong_labels = objects(
-    prefix=perhaps(st.just("0")), tokens=perhaps(st.just("0x")), rank=perhaps(st.just("1e9")), ranks=json_values
+    prefix=perhaps(st.just("0")), tokens=perhaps(st.just("0x")), part=perhaps(st.just("1e9")), parts=json_values
 )
 
 
@@ -170,7 +170,7 @@ def test_tensors_that_share_their_bytes_are_refused_before_they_are_read():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("tokens", "xy"), ("tokens", None), ("key", 5), ("rank", 1.5), ("rank", float("inf"))]
+    ("field", "value"), [("tokens", "xy"), ("tokens", None), ("key", 5), ("part", 1.5), ("part", float("inf"))]
 )
 def test_a_label_that_is_none_is_refused(field, value):
     with pytest.raises(ChunkFileError, match="no label"):

@@ -4,6 +4,7 @@
 import msgspec
 import pytest
 
+from cache.tiers.tier import Address
 from engine_ext.wire.chunk_file import ChunkFileLabel
 from engine_ext.wire.worker_messages import (
     Answer,
@@ -28,9 +29,9 @@ LABEL = ChunkFileLabel("engine", "0a", "", "0102", 0, 2)
 OF_SEGMENTS = [
     Read(LABEL, [3, 4], 7),
     Store(LABEL, [3, 4], 7),
-    Load(LABEL, [3, 4], 7, ("host", "file"), 0.5),
-    Fetch(LABEL, [3, 4], 7, "http://replica", "secret", 2.0),
-    Drop(LABEL),
+    Load(LABEL, [3, 4], 7, (1, 4), ("host", "file"), 0.5),
+    Fetch(LABEL, [3, 4], 7, "http://replica", "engine-2", "secret", 2.0),
+    Drop([Address("0a", 1, 2)]),
     KeepRecord(LABEL, b"\x00\xff"),
     FindRecord(LABEL),
     ListRecords("engine"),

@@ -158,7 +158,7 @@ def test_a_composition_is_found_whole_or_not_at_all(at_least, expected, server):
 
 def test_files_that_are_damaged_or_of_one_worker_alone_are_missing(server, tier):
     server.store(server.request(TAG), KEYS[:3], SIX)
-    tier.delete(min(stored.address for stored in tier.list() if stored.address.rank == 1))
+    tier.delete([min(stored.address for stored in tier.list() if stored.address.part == 1)])
     assert server.found(server.request(TAG)) < 3
     server.store(server.request(TAG), KEYS[:3], SIX)
     for stored in list(tier.list()):
@@ -204,7 +204,7 @@ def test_what_waits_is_dropped_too(tmp_path):
     hold.set()
     dropping.join(30)
     server.settle()
-    assert {stored.address.rank for stored in tier.list()} == {1}
+    assert {stored.address.part for stored in tier.list()} == {1}
 
 
 def test_what_is_being_written_is_dropped_too(tmp_path, monkeypatch):
