@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cache.tiers.signed import SIGNATURE_BYTES
-from engine_ext.wire.chunk_file import label_of, pack_file, unpack_file
+from engine_ext.wire.chunk_file import FORMAT, label_of, pack_file, unpack_file
 from machine.server_process import ROOT, TESSERA_SERVE, ServerProcess
 from tests.cores import all_cores
 from tests.engine import hanging_tier
@@ -92,7 +92,7 @@ def test_damaged_files_are_computed_anew_and_quarantined(server, oracle, text):
     change(cut, lambda data: data[: len(data) // 2])
     change(empty, lambda _: b"")
     change(foreign, lambda _: files[keys[5]].read_bytes())
-    change(formatted, lambda data: data.replace(b"tessera-kv-1", b"tessera-kv-0"))
+    change(formatted, lambda data: data.replace(FORMAT.encode(), b"tessera-kv-0"))
     answer = ask(server, "shared", chunks, "What?", system="S")
     assert sorted(origins(answer)) == ["file"] + ["filled"] * 5
     assert_exact(answer, oracle("tiny-llama"), "shared")
